@@ -1,0 +1,15 @@
+"""One file a workload; the driver runs them in this order."""
+
+from bench.workload import Workload
+from bench.workloads import backlog, confirmed, endings, groups, idle, latency, pipelined, steadiness
+
+WORKLOADS: tuple[Workload, ...] = (
+    pipelined.WORKLOAD,
+    confirmed.WORKLOAD,
+    latency.WORKLOAD,
+    *backlog.WORKLOADS,
+    *endings.WORKLOADS,
+    groups.WORKLOAD,
+    *steadiness.WORKLOADS,
+    idle.WORKLOAD,
+)

@@ -1,0 +1,200 @@
+"""The requests that look at much at once: listings, dead letters, and the status of the broker process.
+
+A reply is bounded by the frame: dead letters come in pages, and a listing that does not fit is an error. For the
+broker's side.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from itertools import islice
+from typing import Any, Final
+
+from mpbroker import checks
+from mpbroker.engine import DeadRecord, Subscription
+from mpbroker.errors import LimitReached
+from mpbroker.messages import SubscriptionStats, TopicStats
+from mpbroker.process import frames
+from mpbroker.process.clients import Connection
+from mpbroker.process.desk import REPLY_ROOM_BYTES, TOTALS, Desk
+from mpbroker.process.encoded import letter
+from mpbroker.process.frames import Number, Reply, Warned
+
+Verb = Callable[[Desk, Connection, Any, float], Reply | None]
+"""Serves one kind of request, at a time of the loop; None when the call waits."""
+
+PAGE: Final = 1000
+"""Dead letters in a page: the broker serves others between two of them."""
+
+_BEYOND: Final = 2**40
+"""An offset that leaps over everything, and is a number that lists can be asked for."""
+
+_FIGURES: Final = tuple(each.name for each in fields(SubscriptionStats))
+
+
+def figures(stats: SubscriptionStats) -> list[int]:
+    """As they travel."""
+    return [getattr(stats, name) for name in _FIGURES]
+
+
+# -- listings ---------------------------------------------------------------------------------------------------------
+
+
+def topics(desk: Desk, _: Connection, __: frames.Topics, ___: float) -> Reply:
+    found = desk.engine.topics()
+    _check_size(desk, found, len(fields(TopicStats)))
+    return frames.TopicsReply(
+        {name: [each.published, each.unrouted, each.subscriptions] for name, each in found.items()}
+    )
+
+
+def subscriptions(desk: Desk, _: Connection, request: frames.Subscriptions, now: float) -> Reply:
+    topic = None if request.topic is None else checks.name(request.topic, "topic")
+    found = desk.engine.all_subscriptions(topic)
+    _check_size(desk, [each.subscription_id for each in found], len(_FIGURES))
+    values = {}
+    for each in found:
+        desk.changed(each)
+        values[each.subscription_id] = figures(each.stats(desk.engine_time(now)))
+    return frames.SubscriptionsReply(values)
+
+
+def _check_size(desk: Desk, names: Iterable[str], numbers: int) -> None:
+    """Raise when a listing would not fit in a frame."""
+    limit = desk.limits.max_frame_bytes - REPLY_ROOM_BYTES
+    size = sum(len(name.encode()) + 8 + 9 * numbers for name in names)
+    if size > limit:
+        raise LimitReached("bytes in one listing", limit, "max_frame_bytes")
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def dead_letters(desk: Desk, _: Connection, request: frames.DeadLetters, __: float) -> Reply:
+    wanted = None if request.limit is None else checks.count(request.limit, "limit")
+    offset = min(checks.count(request.offset, "offset", minimum=0), _BEYOND)
+    if request.subscription_id is None:
+        sources = desk.engine.all_subscriptions()
+    else:
+        sources = [desk.engine.by_id(request.subscription_id)]
+    count = PAGE if wanted is None else min(wanted, PAGE)
+    found = list(islice(_records(sources, offset, count + 1), count + 1))
+    limit = desk.limits.max_frame_bytes - REPLY_ROOM_BYTES
+    letters: list[frames.Letter] = []
+    size = 0
+    for source, record in found[:count]:
+        each, nbytes = letter(source.subscription_id, record, limit)
+        size += nbytes
+        if letters and size > limit:
+            break
+        letters.append(each)
+    is_cut = len(letters) < len(found) and len(letters) != wanted
+    return frames.Letters(letters, is_cut)
+
+
+def _records(sources: list[Subscription], offset: int, limit: int) -> Iterator[tuple[Subscription, DeadRecord]]:
+    for source in sources:
+        page = source.dead_letters(limit, offset)
+        # Only a page that came out empty can be one that the offset leaps over.
+        offset = max(0, offset - source.stats(None).dead) if not page else 0
+        for record in page:
+            yield source, record
+
+
+def redrive(desk: Desk, _: Connection, request: frames.Redrive, __: float) -> Reply:
+    limit = None if request.limit is None else checks.count(request.limit, "limit")
+    subscription = desk.engine.by_id(request.subscription_id)
+    desk.changed(subscription)
+    return Number(subscription.redrive(request.sequences, limit))
+
+
+def purge(desk: Desk, _: Connection, request: frames.Purge, __: float) -> Reply:
+    limit = None if request.limit is None else checks.count(request.limit, "limit")
+    return Number(desk.engine.by_id(request.subscription_id).purge(request.sequences, limit))
+
+
+# -- status -----------------------------------------------------------------------------------------------------------
+
+UNREAD_S: Final = 60.0
+"""Seconds without a poll, none waiting either, after which a queue that has something ready counts as unread: workers
+that are only busy come back sooner, or have more members that do."""
+
+NEARLY: Final = 0.8
+"""The part of a bound from which it is worth a warning."""
+
+MAX_WARNINGS: Final = 100
+"""In one report: who has more has one cause for many."""
+
+_BOUNDS: Final = ("max_frame_bytes", "max_name_length", "max_headers", "max_header_bytes", "frame_timeout")
+
+
+def status(desk: Desk, _: Connection, __: frames.Status, now: float) -> Reply:
+    about, limits = desk.about, desk.limits
+    all_stats = {each: each.stats(None) for each in desk.engine.all_subscriptions()}
+    totals = Counter(desk.past)
+    for stats in all_stats.values():
+        totals.update({name: getattr(stats, name) for name in TOTALS})
+    held = sum(each.backlog + each.in_flight for each in all_stats.values())
+    # Each bound fits a frame, and the sum of a few that mean "no bound" would not.
+    room = min(checks.MAX_COUNT, sum(each.settings.max_queue for each in all_stats))
+    dead = sum(each.dead for each in all_stats.values())
+    use = {
+        "connections": [len(desk.connections), limits.max_connections],
+        "sessions": [len(desk.sessions), limits.max_connections],
+        "rings": [desk.rings, limits.max_rings],
+        "waiting_calls": [desk.waiting, limits.waiting_calls],
+        "topics": [len(desk.topics), limits.max_topics],
+        "subscriptions": [len(all_stats), limits.max_subscriptions],
+        "messages": [held, room],
+        "queue_bytes": [desk.meter.used, limits.max_queue_bytes],
+        "dead_letters": [dead, min(checks.MAX_COUNT, limits.max_dead_letters * len(all_stats))],
+    }
+    return frames.Report(
+        about.version,
+        about.pid,
+        desk.engine.incarnation,
+        now - about.started,
+        about.memory(),
+        use,
+        {**totals, **desk.counters},
+        {**{name: getattr(limits, name) for name in _BOUNDS}, "max_payload_bytes": limits.payload_bytes},
+        list(islice(_warnings(desk, all_stats, use, desk.engine_time(now)), MAX_WARNINGS)),
+    )
+
+
+def _warnings(
+    desk: Desk, all_stats: dict[Subscription, SubscriptionStats], use: dict[str, list[int]], now: float
+) -> Iterator[Warned]:
+    """What somebody should look at, what concerns all first."""
+    for name in ("connections", "waiting_calls", "topics", "subscriptions", "queue_bytes"):
+        used, limit = use[name]
+        if _is_nearly(used, limit):
+            yield Warned("limit", name, used, limit)
+    for each, stats in all_stats.items():
+        name, most = each.subscription_id, each.settings.max_queue
+        silence = 0.0 if each.read_at is None else now - each.read_at
+        if stats.ready and silence >= UNREAD_S and desk.polls.first(each) is None:
+            # By a time that is told, it may be longer than a number on the wire.
+            yield Warned("unread", name, stats.ready, int(min(silence, checks.MAX_COUNT)))
+        held = stats.backlog + stats.in_flight
+        if _is_nearly(held, most):
+            yield Warned("queue", name, held, most)
+        if _is_nearly(stats.dead, desk.limits.max_dead_letters):
+            yield Warned("dead_letters", name, stats.dead, desk.limits.max_dead_letters)
+
+
+def _is_nearly(used: int, limit: int) -> bool:
+    # One of a bound of one is not what anybody needs to hear of.
+    return used >= NEARLY * limit and limit > 1
+
+
+VERBS: Final[dict[type, Verb]] = {
+    frames.Topics: topics,
+    frames.Subscriptions: subscriptions,
+    frames.DeadLetters: dead_letters,
+    frames.Redrive: redrive,
+    frames.Purge: purge,
+    frames.Status: status,
+}

@@ -1,0 +1,3 @@
+"""A filter module that cannot be imported."""
+
+raise SystemExit("not today")

@@ -1,0 +1,1 @@
+"""What the simulation found, each as the shortest schedule that shows it."""
