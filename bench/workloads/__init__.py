@@ -1,7 +1,7 @@
 """One file a workload; the driver runs them in this order."""
 
 from bench.workload import Workload
-from bench.workloads import backlog, confirmed, endings, groups, idle, latency, pipelined, steadiness
+from bench.workloads import backlog, confirmed, endings, groups, idle, latency, neighbours, pipelined, steadiness
 
 WORKLOADS: tuple[Workload, ...] = (
     pipelined.WORKLOAD,
@@ -12,4 +12,5 @@ WORKLOADS: tuple[Workload, ...] = (
     groups.WORKLOAD,
     *steadiness.WORKLOADS,
     idle.WORKLOAD,
+    neighbours.WORKLOAD,
 )

@@ -88,4 +88,5 @@ def test_what_must_be_reached_is_what_was_promised() -> None:
         ],
         "P9-memory": [(None, "≤ 10")] * 4,
         "P11": [(None, "< 0.1"), (None, "< 0.1")],
+        "P11-neighbours": [("alone", "≤ 3 ×")],
     }
