@@ -151,7 +151,7 @@ class Run:
         self.batch = batch
         self.start = start
         self.stop = stop
-        self.sequence = batch.first + start
+        self.sequence = batch.first + start if start else batch.first  # the same object, where it is the same
         self.attempts = attempts
         self.seen = seen
         self.alone = alone

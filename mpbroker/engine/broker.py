@@ -239,7 +239,8 @@ class Engine:
             first = sequence = self._next_sequence
             batches = []
             for content in contents:
-                batches.append(content.batch(topic, sequence, priority, timestamp, headers, self.incarnation))
+                # Not the name that came: each batch would keep one of its own.
+                batches.append(content.batch(to.name, sequence, priority, timestamp, headers, self.incarnation))
                 sequence += len(content)
             self._next_sequence = sequence
             to.published += total

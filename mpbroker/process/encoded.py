@@ -37,6 +37,9 @@ BATCH_BYTES: Final = 512
 """What a batch takes in memory beside payloads and headers, about: the objects around them."""
 
 
+_SMALL_BYTES: Final = 1024
+"""Of a frame: up to here its payloads are copied out, which takes less memory than the whole of it and a look at it."""
+
 ATTEMPT_BYTES: Final = 256
 """What an attempt in a history takes in memory beside its error text, about."""
 
@@ -227,9 +230,9 @@ def contents(
 ) -> list[EncodedPayloads]:
     """The batches of a publish, which came in a frame of so many bytes.
 
-    A single one stays where it came, in its frame, unless there is more in that than is counted (a header given again
-    and again, fields that nobody reads). Of several each is copied, so that the last one that is not acked does not
-    keep the whole frame.
+    A single one stays where it came, in its frame, unless that is small, or there is more in it than is counted (a
+    header given again and again, fields that nobody reads). Of several each is copied, so that the last one that is not
+    acked does not keep the whole frame.
 
     Raises:
         ProtocolViolation: one is no batch, or they are cut smaller than a client cuts them: each costs the broker a
@@ -241,7 +244,10 @@ def contents(
         raise ProtocolViolation(f"{len(batches)} batches for what fits in fewer")
     size = headers_bytes(headers)
     if len(batches) == 1:
-        single = EncodedPayloads(batches[0], size, meter, max_payload_bytes)
+        blob: Blob = batches[0]
+        if frame_bytes <= _SMALL_BYTES:
+            blob = bytes(blob)
+        single = EncodedPayloads(blob, size, meter, max_payload_bytes)
         if frame_bytes <= single.held_bytes:
             return [single]
     made = [EncodedPayloads(blob.copy(), size, meter, max_payload_bytes, len(batches)) for blob in batches]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from mpbroker.messages import Headers, MessagePriority
 from mpbroker.process import frames
 from mpbroker.process.encoded import EncodedBatch, EncodedPayloads, contents, grant, headers_bytes, one_payload
 from mpbroker.process.payloads import decode_payloads, encode_batches, encode_payload, list_length, open_payload
+from tests.process.driver import Broker, publish
 
 PAYLOADS: list[Any] = [1, "two", b"three", None, 4.5, {"six": [7]}, True, "", b"", -1]
 
@@ -81,16 +83,38 @@ def test_a_message_alone_does_not_keep_its_batch() -> None:
     assert alone.message(0) == batch.message(7)
 
 
-@pytest.mark.parametrize(("count", "kept"), [(1, True), (2, False), (9, False)])
-def test_one_batch_stays_in_its_frame_and_several_are_copied_out_of_it(count: int, kept: bool) -> None:
-    body = frames.encode(frames.Publish("t", [msgspec.Raw(b"\x91\xc4\xff" + bytes(255))] * count, {}, 1))
+@pytest.mark.parametrize(
+    ("count", "size", "kept"), [(1, 2_000, True), (1, 200, False), (2, 2_000, False), (9, 2_000, False)]
+)
+def test_one_large_batch_stays_in_its_frame_and_others_are_copied_out_of_it(count: int, size: int, kept: bool) -> None:
+    blob = msgspec.Raw(msgspec.msgpack.encode([bytes(size)]))
+    body = frames.encode(frames.Publish("t", [blob] * count, {}, 1))
     before = sys.getrefcount(body)
     request = frames.decode_request(body)
     assert isinstance(request, frames.Publish)
-    made = contents(request.batches, {})
+    made = contents(request.batches, {}, frame_bytes=len(body))
     del request
     assert (sys.getrefcount(body) > before) is kept
     assert len(made) == count
+
+
+@pytest.mark.parametrize(("batch", "most"), [(1, 400), (100, 60)])
+def test_a_waiting_message_takes_few_bytes_beside_its_payload(batch: int, most: int) -> None:
+    broker = Broker()
+    call = broker.call()
+    number = call.subscribe("t", "s")
+    body = frames.encode(publish("t", *[bytes(100)] * batch))
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(2_000 // batch):
+            # Past the driver, which looks at everything after each step.
+            broker.sessions.received(call.id, bytes(bytearray(body)), broker.now)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert call.stats(number)["ready"] == 2_000
+    assert grown / 2_000 - 100 <= most
 
 
 @pytest.mark.parametrize("what", ["a header again and again", "a field too many"])
