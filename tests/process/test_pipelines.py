@@ -222,8 +222,9 @@ def test_ctrl_c_ends_a_consumer_that_waits_and_hands_nothing_over(broker: Broker
     struck = threading.Event()
 
     def strike(_: int, __: FrameType | None) -> None:
-        struck.set()
-        raise KeyboardInterrupt
+        if not struck.is_set():
+            struck.set()
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, strike)
     call = Call(lambda: signal_until(broker, signal.SIGINT, struck))

@@ -374,16 +374,17 @@ def test_a_child_that_a_signal_handler_forks_in_a_call_leaves_the_parents_call_a
     main = os.getpid()
     children: list[int] = []
     read, write = os.pipe()
+    is_struck = threading.Event()
 
     def handler(*_: object) -> None:
-        if not children:
+        if not is_struck.is_set():
+            is_struck.set()  # first: another signal may come in the middle of the fork
             children.append(os.fork())
 
     def strike() -> None:
         waits(broker)
-        while not children:
+        while not is_struck.wait(0.01):
             os.kill(main, signal.SIGUSR1)
-            threading.Event().wait(0.01)
         os.read(read, 1)  # the child is over
         broker.publish("t", "to the parent")
 

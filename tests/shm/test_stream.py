@@ -242,27 +242,26 @@ def struck_while(ends: Ends, error: BaseException, act: Callable[[], object], pl
     """What comes out of a call in whose sleep a signal handler raised something."""
 
     def handler(number: int, frame: FrameType | None) -> None:
-        raise error
+        if not is_struck.is_set():
+            is_struck.set()
+            raise error
 
     def strike() -> None:
         until(lambda: sleeps(ends, place))
-        while not is_over.is_set():
+        while not is_struck.wait(0.01):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-            is_over.wait(0.01)
 
-    is_over = threading.Event()
+    is_struck = threading.Event()
     before = signal.signal(signal.SIGUSR1, handler)
     striking = Call(strike)
     try:
         try:
             act()
         except BaseException as raised:
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             return raised
         raise AssertionError("nothing was raised")
     finally:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        is_over.set()
+        is_struck.set()
         striking.result()
         signal.signal(signal.SIGUSR1, before)
 
