@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing import util
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self
 
 from mpbroker import BrokerManager, RetryPolicy
 from mpbroker.process.naming import Transport
@@ -119,7 +119,7 @@ def _live(
     """The victim's life."""
     theirs.close()
     _write_errors_to(folder / "stderr")
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _interrupt)
     book, signs = Book(folder / "book"), Signs(folder)
 
     def call_in_child() -> None:
@@ -162,6 +162,12 @@ def _live(
     finally:
         # After the goodbye, which comes at 5.
         util.Finalize(None, trap.reap, exitpriority=1)
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    """Once: a second one, sent in doubt of the first, would strike what comes after."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _write_errors_to(path: Path) -> None:
