@@ -110,16 +110,21 @@ def test_a_role_that_fails_says_why_to_its_crew_alone(crew: Crew, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
-def test_closing_kills_who_does_not_leave(interrupts: Interrupts) -> None:
-    with interrupts.limit(LIMIT_S, "the test"), Crew("fork", interrupts) as crew:
-        stubborn = crew.start("stubborn", crew_roles.never_leaves)
-        polite = crew.start("polite", crew_roles.echoes, 1)
-        crew.close(patience=0.1)
+def test_closing_kills_who_does_not_leave(crew: Crew) -> None:
+    stubborn = crew.start("stubborn", crew_roles.never_leaves)
+    crew.close(patience=0.1)
 
-        assert stubborn.exit_code == -signal.SIGKILL
-        assert polite.exit_code == ABANDONED
-        assert crew.running == []
-        crew.close()
+    assert stubborn.exit_code == -signal.SIGKILL
+    assert crew.running == []
+    crew.close()
+
+
+def test_closing_lets_leave_who_does(crew: Crew) -> None:
+    polite = [crew.start(name, crew_roles.echoes, 1) for name in ("one", "other")]
+    crew.close(patience=LIMIT_S)
+
+    assert [each.exit_code for each in polite] == [ABANDONED] * 2
+    assert crew.running == []
 
 
 @pytest.mark.parametrize("method", METHODS)
