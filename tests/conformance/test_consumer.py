@@ -6,6 +6,7 @@ import errno
 import gc
 import pickle
 import threading
+from itertools import islice
 
 import pytest
 
@@ -174,9 +175,9 @@ def test_threads_settle_what_one_yields(live: BrokerAPI) -> None:
     live.create_topic("t")
     work = live.subscribe("t", "work")
     live.publish_many("t", range(500))
-    with work.consume("w", prefetch=20, idle_timeout=0.5) as consumer:
+    with work.consume("w", prefetch=20) as consumer:
         threads = []
-        for delivery in consumer:
+        for delivery in islice(consumer, 500):
             threads.append(threading.Thread(target=delivery.ack))
             threads[-1].start()
         for thread in threads:

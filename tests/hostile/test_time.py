@@ -154,16 +154,17 @@ def test_a_broker_that_was_stopped_and_continued_expires_nothing_that_is_acked_t
         billing = broker.subscribe("orders", "billing", ack_timeout=lease_s)
         broker.publish_many("orders", range(20))
         connected, stopped = threading.Barrier(5), threading.Event()
+        held: list[Delivery] = []
 
-        def ack_all(deliveries: list[Delivery]) -> list[bool]:
+        def ack_all(part: int) -> list[bool]:
             broker.topics()  # a thread without a connection would wait for one, and not for ever
             connected.wait(LIMIT_S)
             stopped.wait(LIMIT_S)
-            return [delivery.ack() for delivery in deliveries]
+            return [delivery.ack() for delivery in held[part::4]]
 
-        held = billing.poll("w", max_messages=20)
-        threads = [Call(partial(ack_all, held[part::4])) for part in range(4)]
+        threads = [Call(partial(ack_all, part)) for part in range(4)]
         connected.wait(LIMIT_S)
+        held += billing.poll("w", max_messages=20)
         os.kill(manager.pid, signal.SIGSTOP)
         try:
             stopped.set()

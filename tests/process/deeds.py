@@ -49,6 +49,11 @@ def ack_held(_: BrokerProxy) -> list[bool]:
     return answers
 
 
+def extend_held(_: BrokerProxy, seconds: float) -> None:
+    """Have the leases of all that was kept end so many seconds from now."""
+    assert all(delivery.extend(seconds) for delivery in _held)
+
+
 def look_at(broker: BrokerProxy, topic: str, name: str, count: int) -> list[Any]:
     """Poll, and say what each payload is, or the name of the error that looking at it raised."""
     found: list[Any] = []

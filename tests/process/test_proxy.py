@@ -518,6 +518,7 @@ def test_a_dead_process_leaves_the_seat_of_the_dispatcher(broker: BrokerProxy) -
         with pytest.raises(SubscriptionBusy):
             handle.dispatch_one(block=False)
         other.kill()
+    until(lambda: broker._status().limits["sessions"][0] == 1)
     broker.publish("orders", 1)
     assert handle.dispatch_one(timeout=LIMIT_S) is True
     broker.close()
