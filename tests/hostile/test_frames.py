@@ -78,7 +78,7 @@ def test_a_connection_that_ends_in_the_middle_of_a_frame_is_forgotten(broker: Br
             peer.send(
                 (100).to_bytes(4, "little") + b"x" * 56 if size == 60 else b"\x40\x00\x00\x00xxxxxxxxxxxxxxxx"[:size]
             )
-    until(lambda: broker._status().limits["connections"][0] == before)
+    until(lambda: broker._status().limits["connections"][0] <= before)  # others may just have been leaving
 
 
 def test_many_calls_at_once_on_one_connection_are_answered_in_order(broker: BrokerProxy, located: Located) -> None:

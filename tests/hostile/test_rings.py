@@ -417,7 +417,7 @@ def test_of_two_descriptors_the_first_is_taken_and_none_is_kept(
         with closing(fd) as (first,):
             reply, theirs = offered(call, [first, first])
         assert isinstance(reply, Done)
-        assert broker.num_fds() <= before + 2
+        until(lambda: broker.num_fds() <= before + 2)
         for each in theirs:
             os.close(each)
         own.close()
@@ -434,7 +434,8 @@ def test_descriptors_that_nobody_asked_for_are_closed(
             for _ in range(5):
                 socket.send_fds(call.sock, [packed(frames.encode(frames.Topics()))], [fd])
                 assert isinstance(call.reply(), TopicsReply)
-        assert broker.num_fds() <= before  # others may just be leaving
+        # It closes the last one after its answer; others may just be leaving.
+        until(lambda: broker.num_fds() <= before)
     bystander.turn()
 
 

@@ -186,7 +186,7 @@ def test_without_what_rings_need_calls_go_through_the_socket_and_one_line_is_log
     (record,) = caplog.records
     assert "no shared memory with the broker in" in record.message
     assert broker._address.folder in record.message
-    assert mapped(manager.pid) == mapped_before
+    assert mapped(manager.pid) <= mapped_before  # others may just be leaving
 
 
 @pytest.mark.parametrize("lack", LACKS)
@@ -464,7 +464,7 @@ def test_a_client_that_is_killed_in_a_ring_gives_back_what_it_held(
     (again,) = own.poll("other", timeout=LIMIT_S)
     assert again.attempt == 2
     assert again.ack()
-    until(lambda: mapped(manager.pid) == before)
+    until(lambda: mapped(manager.pid) <= before)
 
 
 # -- many who wait ----------------------------------------------------------------------------------------------------
@@ -479,6 +479,7 @@ def poll_once(own: SubscriptionAPI) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("no_net")
 def test_of_many_who_wait_one_message_wakes_one_and_they_come_in_their_order(
     broker: BrokerProxy, own: SubscriptionAPI
 ) -> None:
@@ -496,7 +497,7 @@ def test_of_many_who_wait_one_message_wakes_one_and_they_come_in_their_order(
                 each.num_ctx_switches().voluntary - before
                 for each, before in zip(watched[number + 1 :], slept, strict=True)
             ]
-            # A herd would have woken all of them; the second net wakes one now and then.
+            # A herd would have woken all of them. Who just begins to wait, one or two of them, still falls asleep.
             assert sum(each > 0 for each in woken) <= max(2, len(woken) // 2), woken
         for child in children:
             child.finish()
