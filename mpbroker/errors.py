@@ -245,7 +245,7 @@ class BrokerFailed(MpbrokerError, ConnectionError):
 
 
 class CallFailed(MpbrokerError):
-    """The broker hit a defect of its own while it looked something up for one call; it goes on. Args: text.
+    """The broker hit a defect of its own in one call, before that changed anything; it goes on. Args: text.
 
     One that it hits in the middle of a change ends it: BrokerGone, with its last words.
     """

@@ -198,3 +198,24 @@ class Session:
         """What was published on a connection that closed, for the one in its place; None: nothing numbered was."""
         known = self.numbered.get(number)
         return Numbered(None) if known is None and number <= self.forgotten else known
+
+
+def check_place(peer: Connection, session: Session | None) -> None:
+    """Whether a connection that proved itself may have the place in a session that it asks for.
+
+    Raises:
+        AccessRefused; ProtocolViolation.
+    """
+    if peer.role is Role.PRESENCE:
+        if session is not None:
+            raise AccessRefused("its process is announced by another connection already")
+        if peer.replaces:
+            raise ProtocolViolation("a presence replaces no other connection")
+        return
+    if session is None and peer.role is Role.CALL:
+        raise AccessRefused("its process has no presence connection, or is taken for dead")
+    if session is not None:
+        if peer.number in session.connections:
+            raise ProtocolViolation("two connections of one process have the same number")
+        if peer.replaces and session.connections.get(peer.replaces) is session.presence:
+            raise ProtocolViolation("a presence cannot be replaced")

@@ -15,7 +15,15 @@ from typing import Final
 
 from mpbroker import checks
 from mpbroker.engine import Engine, NoRoom, Subscription, Waiter
-from mpbroker.errors import LimitReached, MpbrokerError, UnknownSubscription
+from mpbroker.errors import (
+    InvalidName,
+    LimitReached,
+    MpbrokerError,
+    QueueFull,
+    SubscriptionBusy,
+    UnknownSubscription,
+    UnknownTopic,
+)
 from mpbroker.filters import Filter
 from mpbroker.messages import Headers, MessagePriority
 from mpbroker.process.clients import Connection, HandOver, Parked, ParkedPublish, Session
@@ -33,6 +41,12 @@ REPLY_ROOM_BYTES: Final = 65_536
 
 MAX_GONE: Final = 10_000
 """Subscriptions that ended, remembered by number so that an old handle's error can name it."""
+
+PUBLISH_REFUSALS: Final[tuple[type[MpbrokerError], ...]] = (UnknownTopic, QueueFull)
+"""What the engine may answer to a publish, before it changes anything."""
+
+TAKE_REFUSALS: Final[tuple[type[MpbrokerError], ...]] = (UnknownSubscription, SubscriptionBusy)
+"""And to who asks for copies, or to be the one who does."""
 
 TOTALS: Final = ("accepted", "acked", "deliveries", "redelivered", "dead_lettered", "dropped")
 """Figures of a subscription that only grow."""
@@ -121,7 +135,7 @@ class Desk:
         return self._manual_now if self.manual_time else now
 
     def time_of_call(self, now: float, given: float | None) -> float:
-        """The engine's time, moved to what a call gave.
+        """The engine's time of a call, to be moved to.
 
         Raises:
             TypeError, ValueError: it is no time, or the broker has a clock of its own.
@@ -130,12 +144,28 @@ class Desk:
             return self.engine_time(now)
         if not self.manual_time:
             raise ValueError(NOW_REFUSED)
-        if checks.moment(given) != self._manual_now:
-            self._manual_now = given
+        return checks.moment(given)
+
+    def moved_to(self, time: float) -> float:
+        """That time of a call, which the engine's is from now on."""
+        if self.manual_time and time != self._manual_now:
+            self._manual_now = time
             # A poll that waits sees the time pass, as one that is made now would.
             for subscription in self.polls.subscriptions():
                 self.changed(subscription)
-        return self._manual_now
+        return time
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def checked_name(self, given: str, what: str) -> str:
+        """A name that is to be kept. Raises InvalidName."""
+        name = checks.name(given, what)
+        limit = self.limits.max_name_length
+        if len(name) > limit:
+            raise InvalidName(
+                what, name[:40], f"it has {len(name)} characters, and the broker's max_name_length is {limit}"
+            )
+        return name
 
     # -- subscriptions ------------------------------------------------------------------------------------------------
 
@@ -206,15 +236,17 @@ class Desk:
         priority: MessagePriority,
         now: float,
         full: NoRoom,
-    ) -> None:
-        """Let a publish wait for room; what it brings counts as held meanwhile. Raises LimitReached."""
-        self._check_waiting()
+    ) -> Reply | None:
+        """Let a publish wait for room; what it brings counts as held meanwhile. The answer where too many wait."""
+        if self.waiting >= self.limits.waiting_calls:
+            return self._too_many()
         held_bytes = sum(each.held_bytes for each in contents)
         waiter = Waiter(sum(map(len, contents)), partial(self._wake, connection.id))
         parked = ParkedPublish(connection, topic, contents, headers, priority, held_bytes, now, waiter, full.final())
         self.meter.used += held_bytes
         connection.parked = self.publishes[connection.id] = parked
         self._try_again(parked, now)
+        return None
 
     def _wake(self, connection: int) -> None:
         """For the engine: a publish may have room now."""
@@ -232,7 +264,7 @@ class Desk:
                 self.timers.set(parked.connection.id, limit)
                 return
             reply = failure(parked.refusal)
-        except MpbrokerError as error:
+        except PUBLISH_REFUSALS as error:
             reply = failure(error)
         self._answer(parked, reply)
 
@@ -277,24 +309,24 @@ class Desk:
 
     # -- calls that wait ----------------------------------------------------------------------------------------------
 
-    def park(self, parked: Parked, now: float, timeout: float | None) -> None:
-        """Let a call wait, up to ``timeout`` seconds of the loop's time. Raises LimitReached."""
-        self._check_waiting()
+    def park(self, parked: Parked, now: float, timeout: float | None) -> Reply | None:
+        """Let a call wait, up to ``timeout`` seconds of the loop's time. The answer where too many wait."""
+        if self.waiting >= self.limits.waiting_calls:
+            return self._too_many()
         parked.connection.parked = parked
         self._line(parked).add(parked)
         if timeout is not None:
             self.timers.set(parked.connection.id, now + timeout)
+        return None
 
     @property
     def waiting(self) -> int:
         """How many calls wait."""
         return len(self.polls) + len(self.idles) + len(self.publishes)
 
-    def _check_waiting(self) -> None:
-        limit = self.limits.waiting_calls
-        if self.waiting >= limit:
-            option = "max_connections" if self.limits.max_waiting_calls is None else "max_waiting_calls"
-            raise LimitReached("calls that wait", limit, option)
+    def _too_many(self) -> Reply:
+        option = "max_connections" if self.limits.max_waiting_calls is None else "max_waiting_calls"
+        return failure(LimitReached("calls that wait", self.limits.waiting_calls, option))
 
     def unpark(self, parked: Parked | ParkedPublish) -> None:
         """The call waits no longer: it is answered, or nobody is there to be."""
@@ -359,7 +391,7 @@ class Desk:
                 parked.dispatcher,
                 now,
             )
-        except MpbrokerError as error:
+        except TAKE_REFUSALS as error:
             return failure(error)
         # A dispatcher that was detached has nothing to wait for any more.
         is_over = parked.dispatcher and subscription.dispatcher != parked.member

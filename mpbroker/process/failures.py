@@ -25,11 +25,6 @@ def failure(error: Exception) -> Failed:
     return failure(CallFailed(f"{type(error).__name__}: {error}"))
 
 
-def is_defect(error: Exception) -> bool:
-    """Whether nobody meant it to be raised, so that what was being done may be half done."""
-    return not isinstance(error, (MpbrokerError, TypeError, ValueError))
-
-
 def _on_the_wire(argument: object) -> str | int | float | list[str] | None:
     if argument is None or isinstance(argument, (int, float)):
         return argument

@@ -7,23 +7,21 @@ broker's side.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from mpbroker import checks
 from mpbroker.engine import DeadRecord, Subscription
 from mpbroker.errors import LimitReached
 from mpbroker.messages import SubscriptionStats, TopicStats
 from mpbroker.process import frames
+from mpbroker.process.acts import Act, Change, Look, Verb
 from mpbroker.process.clients import Connection
 from mpbroker.process.desk import REPLY_ROOM_BYTES, TOTALS, Desk
 from mpbroker.process.encoded import letter
 from mpbroker.process.frames import Number, Reply, Warned
-
-Verb = Callable[[Desk, Connection, Any, float], Reply | None]
-"""Serves one kind of request, at a time of the loop; None when the call waits."""
 
 PAGE: Final = 1000
 """Dead letters in a page: the broker serves others between two of them."""
@@ -50,15 +48,19 @@ def topics(desk: Desk, _: Connection, __: frames.Topics, ___: float) -> Reply:
     )
 
 
-def subscriptions(desk: Desk, _: Connection, request: frames.Subscriptions, now: float) -> Reply:
+def subscriptions(desk: Desk, _: Connection, request: frames.Subscriptions, now: float) -> Act:
     topic = None if request.topic is None else checks.name(request.topic, "topic")
     found = desk.engine.all_subscriptions(topic)
     _check_size(desk, [each.subscription_id for each in found], len(_FIGURES))
-    values = {}
-    for each in found:
-        desk.changed(each)
-        values[each.subscription_id] = figures(each.stats(desk.engine_time(now)))
-    return frames.SubscriptionsReply(values)
+
+    def act() -> Reply:
+        values = {}
+        for each in found:
+            desk.changed(each)
+            values[each.subscription_id] = figures(each.stats(desk.engine_time(now)))
+        return frames.SubscriptionsReply(values)
+
+    return act
 
 
 def _check_size(desk: Desk, names: Iterable[str], numbers: int) -> None:
@@ -103,16 +105,18 @@ def _records(sources: list[Subscription], offset: int, limit: int) -> Iterator[t
             yield source, record
 
 
-def redrive(desk: Desk, _: Connection, request: frames.Redrive, __: float) -> Reply:
+def redrive(desk: Desk, _: Connection, request: frames.Redrive, __: float) -> Act:
     limit = None if request.limit is None else checks.count(request.limit, "limit")
     subscription = desk.engine.by_id(request.subscription_id)
     desk.changed(subscription)
-    return Number(subscription.redrive(request.sequences, limit))
+    return lambda: Number(subscription.redrive(request.sequences, limit))
 
 
-def purge(desk: Desk, _: Connection, request: frames.Purge, __: float) -> Reply:
+def purge(desk: Desk, _: Connection, request: frames.Purge, __: float) -> Act:
     limit = None if request.limit is None else checks.count(request.limit, "limit")
-    return Number(desk.engine.by_id(request.subscription_id).purge(request.sequences, limit))
+    subscription = desk.engine.by_id(request.subscription_id)
+    desk.changed(subscription)
+    return lambda: Number(subscription.purge(request.sequences, limit))
 
 
 # -- status -----------------------------------------------------------------------------------------------------------
@@ -191,10 +195,10 @@ def _is_nearly(used: int, limit: int) -> bool:
 
 
 VERBS: Final[dict[type, Verb]] = {
-    frames.Topics: topics,
-    frames.Subscriptions: subscriptions,
-    frames.DeadLetters: dead_letters,
-    frames.Redrive: redrive,
-    frames.Purge: purge,
-    frames.Status: status,
+    frames.Topics: Look(topics),
+    frames.Subscriptions: Change(subscriptions),
+    frames.DeadLetters: Look(dead_letters),
+    frames.Redrive: Change(redrive),
+    frames.Purge: Change(purge),
+    frames.Status: Look(status),
 }

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from mpbroker.engine import Engine
@@ -22,27 +23,28 @@ from mpbroker.errors import (
     AccessRefused,
     LimitReached,
     MpbrokerError,
-    PayloadTooLarge,
     ProtocolViolation,
     VersionMismatch,
 )
 from mpbroker.filters import Filter
 from mpbroker.process import frames, handshake
-from mpbroker.process.clients import Connection, Numbered, ParkedPublish, Role, Session, Stage
+from mpbroker.process.acts import Act, Change
+from mpbroker.process.clients import Connection, Numbered, ParkedPublish, Role, Session, Stage, check_place
 from mpbroker.process.desk import About, Desk
 from mpbroker.process.effects import Close, Effect, Hold, Quit, Send, Share, Unwatch, Watch
-from mpbroker.process.failures import failure, is_defect
+from mpbroker.process.failures import failure
 from mpbroker.process.frames import Reply
 from mpbroker.process.handshake import HANDSHAKE_S
 from mpbroker.process.limits import Limits
-from mpbroker.process.verbs import LOOKS, VERBS
+from mpbroker.process.verbs import VERBS
 
 _log = logging.getLogger("mpbroker.sessions")
 
 _RESERVES: Final = {Role.CALL: 0, Role.PRESENCE: 1, Role.ADMIN: 2}
 """How many times the reserved connections each role may have beyond max_connections."""
 
-_BRINGING_PAYLOADS: Final = frozenset({frames.Publish, frames.Offer})
+_Step = tuple[Act, tuple[type[MpbrokerError], ...]]
+"""What follows from a frame that was checked, and what it may be refused for; see acts.Change."""
 
 
 class Sessions:
@@ -52,6 +54,7 @@ class Sessions:
     never goes back; with ``manual_time`` only handshakes and waiting calls live in it, and the engine lives in the
     time that calls give. Events of connections that are closed already have no effect. An exception out of a method
     is a defect of the broker, which the loop ends.
+    A frame is first checked, then acted on (see acts).
 
     Args:
         engine: a new one; it is changed by nobody else.
@@ -109,19 +112,22 @@ class Sessions:
         peer = self._desk.connections.get(connection)
         if peer is None or self._stopped:
             return []
+        step: _Step | None = None
         try:
             if len(body) > peer.limit_bytes:
                 raise ProtocolViolation(f"a frame of {len(body)} bytes")
             if peer.stage is Stage.NEW:
                 self._hello(peer, bytes(body))
             elif peer.stage is Stage.CHALLENGED:
-                self._proof(peer, body, now)
+                step = self._proof(peer, body, now)
             else:
-                self._request(peer, body, now)
+                step = self._request(peer, body, now)
         except ProtocolViolation as error:
             self._violation(peer, error, now)
         except (VersionMismatch, AccessRefused, LimitReached) as error:
             self._refuse(peer, error, now)
+        if step is not None:
+            self._act(peer, *step)
         return self._finished(now)
 
     def violated(self, connection: int, reason: str, now: float) -> list[Effect]:
@@ -216,15 +222,30 @@ class Sessions:
         challenge = frames.Challenge(frames.PROTOCOL, self._desk.about.version, peer.nonce, proof)
         self._effects.append(Send(peer.id, challenge))
 
-    def _proof(self, peer: Connection, body: bytes | memoryview, now: float) -> None:
+    def _proof(self, peer: Connection, body: bytes | memoryview, now: float) -> _Step:
         frame = frames.decode_hello(body)
         if not isinstance(frame, frames.Proof):
             raise ProtocolViolation("the second frame is not a proof")
         expected = handshake.client_proof(self._key, peer.hello, peer.nonce)
         if not handshake.is_proof(frame.proof, expected):
             raise AccessRefused("it was given another key than this broker has")
-        self._join(peer, now)
+        check_place(peer, self._desk.sessions.get(peer.session_id))
+        return partial(self._join, peer, now), ()
+
+    def _join(self, peer: Connection, now: float) -> None:
+        """Give a connection that proved itself its place, where there is room."""
         desk = self._desk
+        session = desk.sessions.get(peer.session_id)
+        if session is not None and peer.replaces:
+            self._replace(session, peer, now)
+        if not self._has_room(peer.role):
+            self._refuse(peer, self._full(), now)
+            return
+        if peer.role is Role.PRESENCE:
+            self._begin(peer)
+        elif session is not None:
+            peer.session = session
+            session.connections[peer.number] = peer
         peer.stage = Stage.OPEN
         peer.hello = peer.nonce = b""
         if peer.role is not Role.PRESENCE:
@@ -238,45 +259,15 @@ class Sessions:
         )
         self._effects.append(Send(peer.id, welcome))
 
-    def _join(self, peer: Connection, now: float) -> None:
-        """Give a connection that proved itself its place in a session.
-
-        Raises:
-            AccessRefused; LimitReached; ProtocolViolation.
-        """
-        session = self._desk.sessions.get(peer.session_id)
-        if peer.role is Role.PRESENCE:
-            if session is not None:
-                raise AccessRefused("its process is announced by another connection already")
-            if peer.replaces:
-                raise ProtocolViolation("a presence replaces no other connection")
-            self._check_room(peer.role)
-            self._begin(peer)
-            return
-        if session is None and peer.role is Role.CALL:
-            raise AccessRefused("its process has no presence connection, or is taken for dead")
-        if session is not None:
-            if peer.number in session.connections:
-                raise ProtocolViolation("two connections of one process have the same number")
-            if peer.replaces:
-                self._replace(session, peer, now)
-        self._check_room(peer.role)
-        if session is not None:
-            peer.session = session
-            session.connections[peer.number] = peer
-
-    def _check_room(self, role: Role) -> None:
-        """Raise LimitReached when there are as many open connections as this role may make."""
+    def _has_room(self, role: Role) -> bool:
+        """Whether there are fewer open connections than this role may make."""
         used = len(self._desk.connections) - len(self._shaking)
         limits = self._desk.limits
-        if used >= limits.max_connections + limits.reserved * _RESERVES[role]:
-            raise self._full()
+        return used < limits.max_connections + limits.reserved * _RESERVES[role]
 
     def _replace(self, session: Session, peer: Connection, now: float) -> None:
         """A call was interrupted: whatever its connection has still to bring is void, and so is its answer."""
         old = session.connections.get(peer.replaces)
-        if old is session.presence:
-            raise ProtocolViolation("a presence cannot be replaced")
         if old is not None:
             self._drop(old, now)
         lost = session.lost.pop(peer.replaces, None)
@@ -288,7 +279,7 @@ class Sessions:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def _request(self, peer: Connection, body: bytes | memoryview, now: float) -> None:
+    def _request(self, peer: Connection, body: bytes | memoryview, now: float) -> _Step | None:
         if peer.parked is not None:
             raise ProtocolViolation("a request while another one waits for its answer")
         request = frames.decode_request(body)
@@ -300,46 +291,50 @@ class Sessions:
         verb = VERBS.get(kind)
         if kind is frames.Share:
             self._share(peer, request)
-            return
+            return None
         if verb is None or peer.role is Role.PRESENCE:
-            self._last_request(peer, request, now)
-            return
+            return self._last_request(peer, request, now)
         number = request.number if type(request) is frames.Publish else 0
         if number:
             peer.numbered = peer.numbered or Numbered()
             known = peer.numbered.again(number)
             if known is not None:
                 self._answer(peer, known)
-                return
+                return None
             peer.publishing = number
         try:
-            if kind in _BRINGING_PAYLOADS and len(body) > desk.limits.request_bytes:
-                raise PayloadTooLarge("this publish", len(body), desk.limits.request_bytes)
-            reply = verb(desk, peer, request, now)
+            if isinstance(verb, Change):
+                return verb.check(desk, peer, request, now), verb.refusals
+            reply = verb.answer(desk, peer, request, now)
         except ProtocolViolation:
             raise
-        except Exception as error:
-            if kind not in LOOKS and is_defect(error):
-                raise  # a step may be half done, and a broker that ends with last words does less harm than a wrong one
+        except Exception as error:  # noqa: BLE001 - nothing changed yet, so even a defect is this call's trouble alone
+            reply = failure(error)
+        self._answer(peer, reply)
+        return None
+
+    def _act(self, peer: Connection, act: Act, refusals: tuple[type[MpbrokerError], ...]) -> None:
+        """Do what was checked. A defect comes out: a broker that ends does less harm than one that is half wrong."""
+        try:
+            reply = act()
+        except refusals as error:
             reply = failure(error)
         if reply is not None:
             self._answer(peer, reply)
         elif isinstance(peer.parked, ParkedPublish):
             self._effects.append(Hold(peer.id))
 
-    def _last_request(self, peer: Connection, request: frames.Request, now: float) -> None:
+    def _last_request(self, peer: Connection, request: frames.Request, now: float) -> _Step | None:
         """Goodbye or Stop, from who may send it."""
         if isinstance(request, frames.Stop) and peer.role is Role.ADMIN:
             # The loop tells everybody, once the name of the broker is free.
             self._stopped = True
             self._effects.append(Quit("it was asked to stop"))
-            return
+            return None
         session = peer.session
         if not isinstance(request, frames.Goodbye) or session is None or session.presence is not peer:
             raise ProtocolViolation(f"a {type(request).__name__} on a connection of the role {peer.role}")
-        self._desk.counters["sessions_closed"] += 1
-        self._effects.append(Send(peer.id, frames.Done()))
-        self._end(session, now, died=False, error="")
+        return partial(self._goodbye, peer, session, now), ()
 
     def _share(self, peer: Connection, request: frames.Request) -> None:
         """Go on in shared memory, where there is room."""
@@ -374,6 +369,11 @@ class Sessions:
         peer.session = session
         self._desk.sessions[session.id] = session
         self._effects.append(Watch(peer.id, session.id))
+
+    def _goodbye(self, peer: Connection, session: Session, now: float) -> None:
+        self._desk.counters["sessions_closed"] += 1
+        self._effects.append(Send(peer.id, frames.Done()))
+        self._end(session, now, died=False, error="")
 
     def _died(self, session: Session, how: str | None, now: float) -> None:
         self._desk.counters["sessions_died"] += 1

@@ -1,14 +1,15 @@
 """What a client may ask of the broker process: one function for each request, and the table of them.
 
-Each checks what it was sent as strictly as the client's side does (a client may be anything), then asks the engine:
-what is of the wrong type or range raises before anything changes. An answer of None means that the call waits. For the
+Each checks what it was sent as strictly as the client's side does (a client may be anything) and changes nothing; what
+it returns is the act, which asks the engine. So what is of the wrong type or range is refused before anything changes,
+and what an act raises beside the refusals that the table names is a defect. An answer of None: the call waits. For the
 broker's side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from mpbroker import checks
 from mpbroker.engine import OFFSET_BITS, NoRoom, Subscription
@@ -17,94 +18,48 @@ from mpbroker.errors import (
     AccessRefused,
     BrokerFull,
     HeadersTooLarge,
-    InvalidFilter,
-    InvalidName,
-    LimitReached,
+    PayloadTooLarge,
+    QueueFull,
     SubscriptionBusy,
+    UnknownSubscription,
 )
-from mpbroker.filters import Expression, Filter
 from mpbroker.messages import NO_HEADERS, Headers, error_text
-from mpbroker.overflow import Overflow, WaitForRoom
 from mpbroker.process import frames
+from mpbroker.process.acts import Act, Change, Verb
 from mpbroker.process.clients import Connection, HandOver, Parked, Session
-from mpbroker.process.desk import Desk
+from mpbroker.process.desk import PUBLISH_REFUSALS, TAKE_REFUSALS, Desk
 from mpbroker.process.encoded import EncodedPayloads, contents, grant, one_payload
 from mpbroker.process.frames import Answers, Done, Granted, Moment, Number, Reply
 from mpbroker.process.reports import VERBS as REPORT_VERBS
-from mpbroker.process.reports import Verb, figures
-from mpbroker.retry import RetryPolicy
-from mpbroker.settings import Given
+from mpbroker.process.reports import figures
+from mpbroker.process.subscribing import VERBS as SUBSCRIBING_VERBS
 
 MAX_ASKED: Final = 1_000_000
 """Messages that one call names."""
 
-# -- topics and subscriptions -----------------------------------------------------------------------------------------
-
-
-def create_topic(desk: Desk, _: Connection, request: frames.CreateTopic, __: float) -> Reply:
-    name = _name(desk, request.name, "topic")
-    limit = desk.limits.max_topics
-    if name not in desk.topics and len(desk.topics) >= limit:
-        raise LimitReached("topics", limit, "max_topics")
-    desk.engine.create_topic(name, request.exist_ok)
-    desk.topics.add(name)
-    return Done()
-
-
-def delete_topic(desk: Desk, _: Connection, request: frames.DeleteTopic, __: float) -> Reply:
-    name = checks.name(request.name, "topic")
-    for subscription in desk.engine.delete_topic(name):
-        desk.ended(subscription)
-    desk.topics.discard(name)
-    return Done()
-
-
-def subscribe(desk: Desk, _: Connection, request: frames.Subscribe, now: float) -> Reply:
-    topic = checks.name(request.topic, "topic")
-    name = _name(desk, request.name, "subscription")
-    given = _given(desk, request)
-    limit = desk.limits.max_subscriptions
-    if f"{topic}/{name}" not in desk.subscriptions and len(desk.subscriptions) >= limit:
-        raise LimitReached("subscriptions", limit, "max_subscriptions")
-    default_retry = RetryPolicy() if request.push else None
-    subscription = desk.engine.subscribe(topic, name, given, default_retry)
-    desk.subscriptions.add(subscription.subscription_id)
-    if subscription.read_at is None:
-        # Nobody can be late to read what was only just made.
-        subscription.read_at = desk.engine_time(now)
-    return _subscribed(subscription)
-
-
-def find_subscription(desk: Desk, _: Connection, request: frames.FindSubscription, __: float) -> Reply:
-    topic = checks.name(request.topic, "topic")
-    return _subscribed(desk.engine.subscription(topic, checks.name(request.name, "subscription")))
-
-
-def unsubscribe(desk: Desk, _: Connection, request: frames.Unsubscribe, __: float) -> Reply:
-    topic = checks.name(request.topic, "topic")
-    name = checks.name(request.name, "subscription")
-    desk.ended(desk.engine.unsubscribe(topic, name))
-    return Done()
-
-
 # -- publish ----------------------------------------------------------------------------------------------------------
 
 
-def publish(desk: Desk, connection: Connection, request: frames.Publish, now: float) -> Reply | None:
+def publish(desk: Desk, connection: Connection, request: frames.Publish, now: float) -> Act:
+    _check_request(desk, connection)
     topic = checks.name(request.topic, "topic")
     priority = frames.priority_of(request.priority)
     most, frame_bytes = desk.limits.max_payload_bytes, connection.request_bytes
     batches = contents(request.batches, request.headers, desk.meter, most, frame_bytes)
     headers = _headers(desk, request.headers) if request.headers else NO_HEADERS
     _check_bytes(desk, batches)
-    try:
-        return desk.publish(topic, batches, headers, priority, now)
-    except NoRoom as full:
-        desk.park_publish(connection, topic, batches, headers, priority, now, full)
-        return None
+
+    def act() -> Reply | None:
+        try:
+            return desk.publish(topic, batches, headers, priority, now)
+        except NoRoom as full:
+            return desk.park_publish(connection, topic, batches, headers, priority, now, full)
+
+    return act
 
 
-def offer(desk: Desk, _: Connection, request: frames.Offer, now: float) -> Reply:
+def offer(desk: Desk, connection: Connection, request: frames.Offer, now: float) -> Act:
+    _check_request(desk, connection)
     subscription = desk.subscription(request.subscription)
     engine, sequence = desk.engine, checks.count(request.sequence, "message.sequence")
     timestamp = checks.moment(request.timestamp, "message.timestamp")
@@ -114,14 +69,18 @@ def offer(desk: Desk, _: Connection, request: frames.Offer, now: float) -> Reply
     content = one_payload(request.payload, request.headers, desk.meter, desk.limits.max_payload_bytes)
     headers = _headers(desk, request.headers)
     _check_bytes(desk, (content,))
-    batch = content.batch(subscription.topic, sequence, priority, timestamp, headers, engine.incarnation)
-    return Answers([subscription.offer(batch, desk.engine_time(now))])
+
+    def act() -> Reply:
+        batch = content.batch(subscription.topic, sequence, priority, timestamp, headers, engine.incarnation)
+        return Answers([subscription.offer(batch, desk.engine_time(now))])
+
+    return act
 
 
 # -- hand over and settle ---------------------------------------------------------------------------------------------
 
 
-def poll(desk: Desk, connection: Connection, request: frames.Poll, now: float) -> Reply | None:
+def poll(desk: Desk, connection: Connection, request: frames.Poll, now: float) -> Act:
     session = _session(connection)
     subscription = desk.subscription(request.subscription)
     if request.member.startswith(DISPATCHER_PREFIX) and not subscription.dispatches(request.member, session.owner):
@@ -133,120 +92,150 @@ def poll(desk: Desk, connection: Connection, request: frames.Poll, now: float) -
     timeout = checks.optional_seconds(request.timeout, "timeout")
     if request.now is not None and timeout != 0.0 and desk.manual_time:
         raise ValueError("timeout must be 0 when now is given: a poll cannot wait in a time that does not pass")
-    engine_now = desk.time_of_call(now, request.now)
-    if desk.polls.first(subscription) is not None:
-        # Whoever waits already gets what this call's look at the time takes back.
-        subscription.expire(engine_now)
-        desk.serve(subscription, engine_now)
-    granted = desk.hand_over(connection, subscription, member, max_messages, dispatcher, engine_now)
-    if granted.grants or timeout == 0.0:
-        return granted
-    desk.park(Parked(connection, subscription, member, max_messages, dispatcher), now, timeout)
-    return None
+    time = desk.time_of_call(now, request.now)
+
+    def act() -> Reply | None:
+        engine_now = desk.moved_to(time)
+        if desk.polls.first(subscription) is not None:
+            # Whoever waits already gets what this call's look at the time takes back.
+            subscription.expire(engine_now)
+            desk.serve(subscription, engine_now)
+        granted = desk.hand_over(connection, subscription, member, max_messages, dispatcher, engine_now)
+        if granted.grants or timeout == 0.0:
+            return granted
+        return desk.park(Parked(connection, subscription, member, max_messages, dispatcher), now, timeout)
+
+    return act
 
 
-def ack(desk: Desk, connection: Connection, request: frames.Ack, _: float) -> Reply:
+def ack(desk: Desk, connection: Connection, request: frames.Ack, _: float) -> Act:
     subscription = desk.held_by(request.subscription)
     member, _dispatcher = _member(desk, connection, subscription, request.member)
-    return Answers(subscription.ack(_bounded(request.sequences, "message_ids"), member))
+    sequences = _bounded(request.sequences, "message_ids")
+    return lambda: Answers(subscription.ack(sequences, member))
 
 
-def ack_tokens(desk: Desk, _: Connection, request: frames.AckTokens, __: float) -> Reply:
+def ack_tokens(desk: Desk, _: Connection, request: frames.AckTokens, __: float) -> Act:
     subscription = desk.held_by(request.subscription)
-    return Answers(subscription.ack_tokens(_bounded(request.tokens, "tokens")))
+    tokens = _bounded(request.tokens, "tokens")
+    return lambda: Answers(subscription.ack_tokens(tokens))
 
 
-def ack_ranges(desk: Desk, _: Connection, request: frames.AckRanges, __: float) -> Reply:
-    return Number(desk.held_by(request.subscription).ack_ranges(_ranges(request.ranges)))
+def ack_ranges(desk: Desk, _: Connection, request: frames.AckRanges, __: float) -> Act:
+    subscription, ranges = desk.held_by(request.subscription), _ranges(request.ranges)
+    return lambda: Number(subscription.ack_ranges(ranges))
 
 
-def release_ranges(desk: Desk, _: Connection, request: frames.ReleaseRanges, __: float) -> Reply:
-    return Number(desk.held_by(request.subscription).release_ranges(_ranges(request.ranges)))
+def release_ranges(desk: Desk, _: Connection, request: frames.ReleaseRanges, __: float) -> Act:
+    subscription, ranges = desk.held_by(request.subscription), _ranges(request.ranges)
+    return lambda: Number(subscription.release_ranges(ranges))
 
 
-def nack(desk: Desk, connection: Connection, request: frames.Nack, now: float) -> Reply:
+def nack(desk: Desk, connection: Connection, request: frames.Nack, now: float) -> Act:
     subscription = desk.held_by(request.subscription)
     member = _optional_member(desk, connection, subscription, request.member)
     delay = checks.optional_seconds(request.delay, "delay")
     error = error_text(request.error)
-    engine_now = desk.time_of_call(now, request.now)
-    return Answers([subscription.nack(request.target, member, delay, error, engine_now)])
+    time = desk.time_of_call(now, request.now)
+    return lambda: Answers([subscription.nack(request.target, member, delay, error, desk.moved_to(time))])
 
 
-def release(desk: Desk, connection: Connection, request: frames.Release, _: float) -> Reply:
+def release(desk: Desk, connection: Connection, request: frames.Release, _: float) -> Act:
     subscription = desk.held_by(request.subscription)
     member = _optional_member(desk, connection, subscription, request.member)
-    return Answers([subscription.release(request.target, member)])
+    return lambda: Answers([subscription.release(request.target, member)])
 
 
-def reject(desk: Desk, connection: Connection, request: frames.Reject, now: float) -> Reply:
+def reject(desk: Desk, connection: Connection, request: frames.Reject, now: float) -> Act:
     subscription = desk.held_by(request.subscription)
     member = _optional_member(desk, connection, subscription, request.member)
     error = error_text(request.error)
-    return Answers([subscription.reject(request.target, member, error, desk.engine_time(now))])
+    return lambda: Answers([subscription.reject(request.target, member, error, desk.engine_time(now))])
 
 
-def extend(desk: Desk, connection: Connection, request: frames.Extend, now: float) -> Reply:
+def extend(desk: Desk, connection: Connection, request: frames.Extend, now: float) -> Act:
     subscription = desk.held_by(request.subscription)
     member = _optional_member(desk, connection, subscription, request.member)
     seconds = checks.optional_seconds(request.seconds, "seconds")
-    engine_now = desk.time_of_call(now, request.now)
-    return Moment(subscription.extend(request.target, member, seconds, engine_now))
+    time = desk.time_of_call(now, request.now)
+    return lambda: Moment(subscription.extend(request.target, member, seconds, desk.moved_to(time)))
 
 
-def retry_held(desk: Desk, connection: Connection, request: frames.RetryHeld, now: float) -> Reply:
+def retry_held(desk: Desk, connection: Connection, request: frames.RetryHeld, now: float) -> Act:
     subscription = desk.held_by(request.subscription)
-    lease = subscription.retry_held(request.token, error_text(request.error), desk.engine_time(now))
-    if lease is None:
-        return Granted([])
-    connection.last = HandOver(subscription, (lease.number,))
-    return Granted([grant(lease)])
+    error = error_text(request.error)
+
+    def act() -> Reply:
+        lease = subscription.retry_held(request.token, error, desk.engine_time(now))
+        if lease is None:
+            return Granted([])
+        connection.last = HandOver(subscription, (lease.number,))
+        return Granted([grant(lease)])
+
+    return act
 
 
 # -- time -------------------------------------------------------------------------------------------------------------
 
 
-def expire(desk: Desk, _: Connection, request: frames.Expire, now: float) -> Reply:
+def expire(desk: Desk, _: Connection, request: frames.Expire, now: float) -> Act:
     if request.subscription is None:
-        return Number(desk.expire(desk.time_of_call(now, request.now)))
+        time = desk.time_of_call(now, request.now)
+        return lambda: Number(desk.expire(desk.moved_to(time)))
     subscription = desk.subscription(request.subscription)
-    return Number(subscription.expire(desk.time_of_call(now, request.now)))
+    time = desk.time_of_call(now, request.now)
+    return lambda: Number(subscription.expire(desk.moved_to(time)))
 
 
-def next_deadline(desk: Desk, _: Connection, __: frames.NextDeadline, ___: float) -> Reply:
-    return Moment(desk.janitor.next_deadline())
+def next_deadline(desk: Desk, _: Connection, __: frames.NextDeadline, ___: float) -> Act:
+    # It forgets deadlines that are none any more.
+    return lambda: Moment(desk.janitor.next_deadline())
 
 
-def stats(desk: Desk, _: Connection, request: frames.Stats, now: float) -> Reply:
+def stats(desk: Desk, _: Connection, request: frames.Stats, now: float) -> Act:
+    # Delayed copies that are due become ready by it.
     subscription = desk.subscription(request.subscription)
-    return frames.StatsReply(figures(subscription.stats(desk.time_of_call(now, request.now))))
+    time = desk.time_of_call(now, request.now)
+    return lambda: frames.StatsReply(figures(subscription.stats(desk.moved_to(time))))
 
 
 # -- push -------------------------------------------------------------------------------------------------------------
 
 
-def wait_idle(desk: Desk, connection: Connection, request: frames.WaitIdle, now: float) -> Reply | None:
+def wait_idle(desk: Desk, connection: Connection, request: frames.WaitIdle, now: float) -> Act:
     subscription = desk.subscription(request.subscription)
     timeout = checks.optional_seconds(request.timeout, "timeout")
-    if subscription.is_idle() or timeout == 0.0:
-        return Answers([subscription.is_idle()])
-    desk.park(Parked(connection, subscription), now, timeout)
-    return None
+
+    def act() -> Reply | None:
+        if subscription.is_idle() or timeout == 0.0:
+            return Answers([subscription.is_idle()])
+        return desk.park(Parked(connection, subscription), now, timeout)
+
+    return act
 
 
-def attach(desk: Desk, connection: Connection, request: frames.Attach, _: float) -> Reply:
+def attach(desk: Desk, connection: Connection, request: frames.Attach, _: float) -> Act:
     session = _session(connection)
     subscription = desk.subscription(request.subscription)
-    member = subscription.attach_dispatcher(session.owner)
-    session.holds(subscription)
-    connection.last = HandOver(subscription, (), member)
-    return frames.Text(member)
+
+    def act() -> Reply:
+        member = subscription.attach_dispatcher(session.owner)
+        session.holds(subscription)
+        connection.last = HandOver(subscription, (), member)
+        return frames.Text(member)
+
+    return act
 
 
-def detach(desk: Desk, connection: Connection, request: frames.Detach, _: float) -> Reply:
+def detach(desk: Desk, connection: Connection, request: frames.Detach, _: float) -> Act:
     """Another process's dispatcher stays, and one that is gone already is none of ours."""
-    desk.subscription(request.subscription).detach_dispatcher(request.member, _session(connection).owner)
-    return Done()
+    subscription, session = desk.subscription(request.subscription), _session(connection)
+
+    def act() -> Reply:
+        subscription.detach_dispatcher(request.member, session.owner)
+        return Done()
+
+    return act
 
 
 # -- what they share --------------------------------------------------------------------------------------------------
@@ -274,15 +263,10 @@ def _session(connection: Connection) -> Session:
     return connection.session
 
 
-def _name(desk: Desk, given: str, what: str) -> str:
-    """A name that is to be kept. Raises InvalidName."""
-    name = checks.name(given, what)
-    limit = desk.limits.max_name_length
-    if len(name) > limit:
-        raise InvalidName(
-            what, name[:40], f"it has {len(name)} characters, and the broker's max_name_length is {limit}"
-        )
-    return name
+def _check_request(desk: Desk, connection: Connection) -> None:
+    """Refuse one that brings more than can go out again with its company. Raises PayloadTooLarge."""
+    if connection.request_bytes > desk.limits.request_bytes:
+        raise PayloadTooLarge("this publish", connection.request_bytes, desk.limits.request_bytes)
 
 
 def _headers(desk: Desk, given: dict[str, str]) -> Headers:
@@ -308,108 +292,33 @@ def _member(desk: Desk, connection: Connection, subscription: Subscription, name
     session = connection.session
     if session is not None and subscription.dispatches(name, session.owner):
         return name, True
-    return _name(desk, name, "member"), False
+    return desk.checked_name(name, "member"), False
 
 
 def _optional_member(desk: Desk, connection: Connection, subscription: Subscription, name: str | None) -> str | None:
     return None if name is None else _member(desk, connection, subscription, name)[0]
 
 
-def _subscribed(subscription: Subscription) -> frames.Subscribed:
-    policy = subscription.settings.retry
-    retry = (
-        None
-        if policy is None
-        else frames.Retry(policy.max_attempts, policy.base_delay, policy.multiplier, policy.max_delay)
-    )
-    return frames.Subscribed(subscription.topic, subscription.name, subscription.number, retry)
-
-
-def _given(desk: Desk, request: frames.Subscribe) -> Given:
-    readers: dict[str, Callable[[], object]] = {
-        "filter": lambda: _filter(desk, request),
-        "ack_timeout": lambda: request.ack_timeout,
-        "max_deliveries": lambda: request.max_deliveries,
-        "retry": lambda: _retry(request.retry),
-        "max_queue": lambda: request.max_queue,
-        "overflow": lambda: _overflow(request),
-    }
-    settings: dict[str, Any] = {}
-    for name in request.given:
-        if name in settings or name not in readers:
-            raise ValueError(f"a subscription has no setting {name[:40]!r}, or it is given twice")
-        settings[name] = readers[name]()
-    return Given.check(**settings)
-
-
-def _overflow(request: frames.Subscribe) -> Overflow | WaitForRoom:
-    return WaitForRoom(request.overflow_wait) if request.overflow == WaitForRoom.value else Overflow(request.overflow)
-
-
-def _filter(desk: Desk, request: frames.Subscribe) -> Filter | None:
-    match request.filter_kind:
-        case "none":
-            return None
-        case "expression":
-            try:
-                return Expression(request.filter)
-            except (OSError, ImportError) as error:
-                # The first one loads the parser, which a process without descriptors cannot: that is no defect.
-                reason = f"the broker process cannot load the parser of expressions now ({error}); try again later"
-                raise InvalidFilter(request.filter, reason, None) from error
-        case "function":
-            function = desk.functions.get(request.filter)
-            if function is None:
-                raise _unknown_function(request.filter)
-            return function
-        case kind:
-            raise ValueError(f"there is no filter of the kind {kind[:40]!r}")
-
-
-def _unknown_function(name: str) -> InvalidFilter:
-    module = name.partition(":")[0][:100]
-    return InvalidFilter(
-        name[:200],
-        f"the broker process does not know this function; name its module when the broker is started, with "
-        f"BrokerManager(filter_modules=[{module!r}]) or `mpbroker serve --filter-module {module}`, "
-        "or use an expression",
-        None,
-    )
-
-
-def _retry(retry: frames.Retry | None) -> RetryPolicy | None:
-    if retry is None:
-        return None
-    return RetryPolicy(retry.max_attempts, retry.base_delay, retry.multiplier, retry.max_delay)
-
-
 VERBS: Final[dict[type, Verb]] = {
-    frames.CreateTopic: create_topic,
-    frames.DeleteTopic: delete_topic,
-    frames.Subscribe: subscribe,
-    frames.FindSubscription: find_subscription,
-    frames.Unsubscribe: unsubscribe,
-    frames.Publish: publish,
-    frames.Offer: offer,
-    frames.Poll: poll,
-    frames.Ack: ack,
-    frames.AckTokens: ack_tokens,
-    frames.AckRanges: ack_ranges,
-    frames.ReleaseRanges: release_ranges,
-    frames.Nack: nack,
-    frames.Release: release,
-    frames.Reject: reject,
-    frames.Extend: extend,
-    frames.RetryHeld: retry_held,
-    frames.Expire: expire,
-    frames.NextDeadline: next_deadline,
-    frames.Stats: stats,
-    frames.WaitIdle: wait_idle,
-    frames.Attach: attach,
-    frames.Detach: detach,
+    frames.Publish: Change(publish, PUBLISH_REFUSALS),
+    frames.Offer: Change(offer, (UnknownSubscription, QueueFull)),
+    frames.Poll: Change(poll, TAKE_REFUSALS),
+    frames.Ack: Change(ack),
+    frames.AckTokens: Change(ack_tokens),
+    frames.AckRanges: Change(ack_ranges),
+    frames.ReleaseRanges: Change(release_ranges),
+    frames.Nack: Change(nack),
+    frames.Release: Change(release),
+    frames.Reject: Change(reject),
+    frames.Extend: Change(extend),
+    frames.RetryHeld: Change(retry_held),
+    frames.Expire: Change(expire),
+    frames.NextDeadline: Change(next_deadline),
+    frames.Stats: Change(stats),
+    frames.WaitIdle: Change(wait_idle),
+    frames.Attach: Change(attach, TAKE_REFUSALS),
+    frames.Detach: Change(detach),
+    **SUBSCRIBING_VERBS,
     **REPORT_VERBS,
 }
 """What a call connection may send. Goodbye and Stop are not among it: they are of the presence and of admins."""
-
-LOOKS: Final = frozenset({frames.FindSubscription, frames.Topics, frames.DeadLetters, frames.Status})
-"""Those that change nothing, so that a defect in one leaves nothing half done."""

@@ -28,6 +28,7 @@ PROCESS: dict[str, set[str]] = {
     },
     # What decides in the broker process: it reads no clock and touches nothing outside.
     "deciding": {
+        "acts",
         "clients",
         "desk",
         "effects",
@@ -35,6 +36,7 @@ PROCESS: dict[str, set[str]] = {
         "failures",
         "reports",
         "sessions",
+        "subscribing",
         "verbs",
         "waiting",
     },

@@ -432,6 +432,24 @@ def test_a_crash_reaches_every_client_with_its_traceback(capfd: pytest.CaptureFi
     assert "RuntimeError: sabotage" in capfd.readouterr().err
 
 
+@pytest.mark.leaves("files")
+@pytest.mark.parametrize("kind", ["TypeError", "ValueError", "KeyError", "ProtocolViolation", "UnknownSubscription"])
+def test_a_defect_in_the_middle_of_a_publish_reaches_every_client_whatever_its_class(kind: str) -> None:
+    with BrokerManager(filter_modules=["tests.process.sabotage_middle"]) as manager:
+        broker = manager.broker()
+        broker.create_topic(kind)
+        polls = [broker.subscribe(kind, name) for name in ("a", "b")]
+        broker.publish(kind, "before")
+        assert len(polls[0].poll("w")) == 1
+        waiting = Call(lambda: polls[0].poll("w", timeout=None))
+        until(lambda: broker._status().limits["waiting_calls"][0] == 1)
+        with pytest.raises(BrokerGone, match=rf"crashed[\s\S]*Traceback[\s\S]*{kind}: [\s\S]*planted"):
+            broker.publish(kind, "half")
+        with pytest.raises(BrokerGone, match=f"{kind}: "):
+            waiting.result()
+        manager.join(LIMIT_S)
+
+
 def test_the_log_goes_where_it_was_told(tmp_path: Path) -> None:
     with BrokerManager(log_file=tmp_path / "log", log_level="debug"):
         pass

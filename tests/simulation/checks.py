@@ -9,6 +9,7 @@ from typing import Final
 from mpbroker.engine import Subscription, invariants
 from mpbroker.engine.leases import offsets
 from mpbroker.process.clients import Parked, ParkedPublish, Stage
+from mpbroker.process.frames import Reply
 from tests.simulation.broker import Broker
 from tests.simulation.world import Violation
 
@@ -36,11 +37,13 @@ class Watch:
             self._touched[subscription.number] = subscription
             serve(subscription, now)
 
-        park: Callable[[Parked, float, float | None], None] = desk.park
+        park: Callable[[Parked, float, float | None], Reply | None] = desk.park
 
-        def parked(call: Parked, now: float, timeout: float | None) -> None:
-            park(call, now, timeout)
-            self._until[call.connection.id] = inf if timeout is None else now + timeout
+        def parked(call: Parked, now: float, timeout: float | None) -> Reply | None:
+            refused = park(call, now, timeout)
+            if refused is None:
+                self._until[call.connection.id] = inf if timeout is None else now + timeout
+            return refused
 
         desk.serve = watched  # type: ignore[method-assign]
         desk.park = parked  # type: ignore[assignment,method-assign]

@@ -19,10 +19,11 @@ from mpbroker.engine.places import Places
 from mpbroker.engine.subscription import Subscription
 from mpbroker.messages import Delivery, Message
 from mpbroker.process import desk, frames, verbs
+from mpbroker.process.acts import Act, Change
 from mpbroker.process.clients import Connection, Session
-from mpbroker.process.desk import Desk
+from mpbroker.process.desk import PUBLISH_REFUSALS, Desk
 from mpbroker.process.encoded import EncodedBatch
-from mpbroker.process.frames import Granted
+from mpbroker.process.frames import Granted, Reply
 from mpbroker.process.handle import ReceivedBatch, SubscriptionHandle
 from mpbroker.process.link import Link
 from mpbroker.process.loop import Loop
@@ -169,19 +170,21 @@ def publish_applied_twice() -> Iterator[None]:
     """a publish is applied twice."""
     strikes = every(5)
 
-    def make(publish: Any) -> Any:
-        def published(where: Desk, connection: Connection, request: Any, now: float) -> Any:
-            if strikes():
-                publish(where, connection, request, now)
-            return publish(where, connection, request, now)
+    def published(where: Desk, connection: Connection, request: frames.Publish, now: float) -> Act:
+        act = verbs.publish(where, connection, request, now)
 
-        return published
+        def twice() -> Reply | None:
+            act()
+            return act()
 
-    verbs.VERBS[frames.Publish] = make(verbs.publish)
+        return twice if strikes() else act
+
+    honest = verbs.VERBS[frames.Publish]
+    verbs.VERBS[frames.Publish] = Change(published, PUBLISH_REFUSALS)
     try:
         yield
     finally:
-        verbs.VERBS[frames.Publish] = verbs.publish
+        verbs.VERBS[frames.Publish] = honest
 
 
 @bug(CALM_BROKER, Law.ENDED)
