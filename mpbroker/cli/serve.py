@@ -49,7 +49,7 @@ def serve(
         int | None, typer.Option(help="Bytes of one payload. Default: what --max-frame-bytes allows.")
     ] = None,
     max_queue_bytes: Annotated[
-        int, typer.Option(help="Bytes of all messages in the broker; a publish beyond it is refused.")
+        int, typer.Option(help="Bytes of memory for all messages in the broker; a publish beyond it is refused.")
     ] = _MAX_QUEUE_BYTES,
     max_dead_letters: Annotated[
         int, typer.Option(help="Dead letters kept in one subscription; the oldest give way.")

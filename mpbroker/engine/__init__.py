@@ -18,10 +18,13 @@ from mpbroker.engine.batch import MAX_BATCH, Batch, Content, MessageBatch, Paylo
 from mpbroker.engine.broker import Engine, Published
 from mpbroker.engine.leases import OFFSET_BITS, Lease
 from mpbroker.engine.letters import DeadRecord
+from mpbroker.engine.places import FRESH_BYTES, HELD_BYTES
 from mpbroker.engine.room import NoRoom, ThreadWaiter, Waiter
 from mpbroker.engine.subscription import Subscription
 
 __all__ = [
+    "FRESH_BYTES",
+    "HELD_BYTES",
     "MAX_BATCH",
     "OFFSET_BITS",
     "Batch",

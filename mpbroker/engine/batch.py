@@ -47,11 +47,13 @@ class Batch(ABC):
         """The message at an index."""
 
     @abstractmethod
-    def alone(self, index: int) -> Batch:
-        """A batch of just that message, which does not keep this one alive."""
+    def alone(self, index: int) -> tuple[Batch, int]:
+        """Where that message is to be kept, and its index there: in a batch of its own, so that it does not keep this
+        one alive; or in this one, where there is no other or no room to make one."""
 
-    def keeps(self, error: str) -> None:  # noqa: B027 - counts nothing where nothing is counted
-        """An attempt with that error goes into the history of a copy."""
+    def remembered(self, attempt: Attempt, history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+        """The history of copies of it after one more attempt; the same where there is no room to keep it."""
+        return (*history[1 - MAX_HISTORY :], attempt)
 
     @property
     @abstractmethod
@@ -89,8 +91,8 @@ class MessageBatch(Batch):
     def message(self, index: int) -> Message:
         return self.messages[index]
 
-    def alone(self, index: int) -> Batch:
-        return self if self.count == 1 else MessageBatch((self.messages[index],))
+    def alone(self, index: int) -> tuple[Batch, int]:
+        return (self if self.count == 1 else MessageBatch((self.messages[index],))), 0
 
     @property
     def nbytes(self) -> int:

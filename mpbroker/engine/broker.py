@@ -64,11 +64,13 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a publish did: the sequence of its first message, its batches, and who queued at least one of them."""
+    """What a publish did: the sequence of its first message, its batches, who queued at least one of them, and who only
+    set some aside."""
 
     first: int
     batches: list[Batch]
     subscriptions: list[Subscription]
+    aside: list[Subscription]
 
 
 class Engine:
@@ -179,6 +181,11 @@ class Engine:
             self._end(subscription)
             return subscription
 
+    def fan_out(self, topic: str) -> int:
+        """How many subscriptions a topic has; 0 when it does not exist. For a broker of one thread: takes no lock."""
+        found = self._topics.get(topic)
+        return 0 if found is None else len(found.subscriptions)
+
     def all_subscriptions(self, topic: str | None = None) -> list[Subscription]:
         """Of a topic, or of all; raises UnknownTopic."""
         with self._lock:
@@ -245,20 +252,21 @@ class Engine:
             self._next_sequence = sequence
             to.published += total
             taken: list[Subscription] = []
+            aside: list[Subscription] = []
             routed = False
             for each, verdict in verdicts:
                 if verdict is True:
                     routed = True
-                    if each.put(batches, now):
-                        taken.append(each)
+                    (taken if each.put(batches, now) else aside).append(each)
                 elif verdict is False:
                     each.skip(total)
                 else:
                     routed = True
                     each.put_filter_errors(batches, str(verdict), now)
+                    aside.append(each)
             if not routed:
                 to.unrouted += total
-            return Published(first, batches, taken)
+            return Published(first, batches, taken, aside)
 
     def publish_waiting(
         self,

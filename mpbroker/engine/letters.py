@@ -21,7 +21,7 @@ MAX_FILTER_ERRORS: Final = 100
 
 
 class DeadRecord:
-    """One copy set aside; ``batch`` holds its message alone, at index 0."""
+    """One copy set aside: the message at ``index`` of ``batch``, mostly alone there."""
 
     __slots__ = (
         "alone",
@@ -30,13 +30,14 @@ class DeadRecord:
         "dead_since",
         "error",
         "history",
+        "index",
         "last_member",
         "reason",
         "seen",
     )
 
     def __init__(self, run: Run, index: int, reason: DeadLetterReason, error: str, now: float) -> None:
-        self.batch = run.batch.alone(index)
+        self.batch, self.index = run.batch.alone(index)
         self.reason = reason
         self.error = error
         self.attempts = run.attempts
@@ -48,13 +49,13 @@ class DeadRecord:
 
     @property
     def sequence(self) -> int:
-        return self.batch.first
+        return self.batch.first + self.index
 
     def letter(self, subscription_id: str) -> DeadLetter:
         """The public form."""
         return DeadLetter(
             subscription_id,
-            self.batch.message(0),
+            self.batch.message(self.index),
             self.reason,
             self.error,
             self.attempts,

@@ -9,14 +9,28 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from mpbroker.engine.batch import MAX_HISTORY, Batch, Run
+from mpbroker.engine.batch import Batch, Run
 from mpbroker.engine.leases import Lease, LeaseTable, stretches
 from mpbroker.engine.letters import MAX_LETTERS, DeadLetters, DeadRecord
 from mpbroker.engine.ready import Delayed, ReadyQueue
 from mpbroker.messages import Attempt, AttemptOutcome, DeadLetterReason, MessagePriority, SubscriptionStats
 from mpbroker.overflow import Overflow
 from mpbroker.settings import Settings
+
+FRESH_BYTES: Final = 144
+"""What a run that was never handed over takes in memory: itself, its number, its place in a deque."""
+
+RETURNED_BYTES: Final = 256
+"""What a run takes that came back, or is delayed: the entry of a heap and a time as well."""
+
+HELD_BYTES: Final = 512
+"""What is counted for each copy in flight: a lease of one message with its place in all indices takes about as much.
+A lease of many takes far less, but each of them may come back by itself, and nothing could be refused then."""
+
+LETTER_BYTES: Final = 256
+"""What a dead letter takes beside its batch and its history."""
 
 
 class Places:
@@ -48,6 +62,18 @@ class Places:
     def size(self) -> int:
         """What max_queue bounds: ready + delayed + in flight."""
         return self.ready.count + self.delayed.count + self.leases.count
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What all copies here take in memory beside their batches and histories, about. O(1)."""
+        size = HELD_BYTES * self.leases.count + LETTER_BYTES * len(self.letters)
+        if self.delayed.count:
+            size += RETURNED_BYTES * len(self.delayed.heap)
+        if self.ready.count:
+            for lane in self.ready.lanes:
+                if lane.count:
+                    size += FRESH_BYTES * len(lane.fresh) + RETURNED_BYTES * len(lane.returned)
+        return size
 
     def holds(self, sequence: int) -> bool:
         """Whether a copy of that message is here, a dead one included. Looks at every run."""
@@ -191,7 +217,8 @@ class Places:
         room = max(0, self._settings.max_queue - self.size)
         records = self.letters.take(room if limit is None else min(limit, room), wanted)
         for record in records:
-            self.ready.put_back(Run(record.batch, 0, 1, seen=record.seen, alone=record.alone, history=record.history))
+            batch, at = record.batch, record.index
+            self.ready.put_back(Run(batch, at, at + 1, seen=record.seen, alone=record.alone, history=record.history))
         return len(records)
 
     def purge(self, wanted: frozenset[int] | None, limit: int | None) -> int:
@@ -235,9 +262,7 @@ class Places:
     def _failed(self, lease: Lease, mask: int, now: float, outcome: AttemptOutcome, error: str) -> Sequence[Run]:
         """Take the copies in a mask out of flight, as runs with the ended attempt in their history."""
         attempt = Attempt(lease.attempt, lease.member, lease.granted, now, outcome, error)
-        history = (*lease.history[1 - MAX_HISTORY :], attempt)
-        if len(lease.history) < MAX_HISTORY:
-            lease.batch.keeps(error)
+        history = lease.batch.remembered(attempt, lease.history)
         alone = lease.alone or outcome is AttemptOutcome.WORKER_DIED
         self.leases.settle(lease, mask)
         return [

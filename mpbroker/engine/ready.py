@@ -85,13 +85,15 @@ class ReadyQueue:
         self.count += len(run)
 
     def take(self, limit: int, max_bytes: int | None = None) -> list[Run]:
-        """Up to ``limit`` copies in order, at least one if there is one.
+        """Up to ``limit`` copies in order; of one or more at least one, if there is one.
 
         A copy that is to be handed over alone comes alone. ``max_bytes`` bounds the encoded size of all but the
         first run.
         """
         taken: list[Run] = []
         size = 0
+        if not limit:
+            return taken
         for lane in reversed(self.lanes):
             while lane.count:
                 head = lane.head()

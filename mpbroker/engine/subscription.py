@@ -81,11 +81,6 @@ class Subscription:
         except Exception as error:  # noqa: BLE001 - a filter is user code, and its failure becomes a dead letter
             return error_text(error)
 
-    def room(self) -> int:
-        """How many more copies fit."""
-        with self._lock:
-            return self.settings.max_queue - self._places.size
-
     def put(self, batches: Sequence[Batch], now: float) -> bool:
         """Take a copy of every message; what does not fit becomes dead letters. Whether any was queued."""
         with self._lock:
@@ -129,13 +124,14 @@ class Subscription:
                     raise UnknownSubscription(self.subscription_id)
                 if batch.first <= self._places.newest and self._places.holds(batch.first):
                     return False
+                is_full = self._places.size >= self.settings.max_queue
             if verdict is False:
                 self.skip(1)
                 return False
             if isinstance(verdict, str):
                 self.put_filter_errors((batch,), verdict, now)
                 return False
-            if self.patience is not None and self.room() < 1:
+            if self.patience is not None and is_full:
                 raise QueueFull(self.subscription_id, self.settings.max_queue)
             return self.put((batch,), now)
 
@@ -370,6 +366,10 @@ class Subscription:
             if now is not None:
                 self._make_ready(now)
             return self._places.stats()
+
+    def overhead_bytes(self) -> int:
+        """What its copies take in memory beside their batches, about. For a broker of one thread: takes no lock."""
+        return self._places.overhead_bytes
 
     def is_idle(self) -> bool:
         """Whether nothing is ready, delayed or in flight."""

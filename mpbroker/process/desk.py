@@ -1,20 +1,21 @@
 """Where calls are served: the engine and its time, who waits for what, and the answers that are ready to go.
 
 Owns what the verbs and the events of sessions have in common, so that both change it in one way: whoever touches a
-subscription says so (``subscription`` and ``changed``), and ``settle`` then serves whoever waits for it and notes when
-it is next due. After settle no parked poll has a ready copy. For the broker's side; reads no clock.
+subscription says so (``subscription`` and ``changed``), and ``settle`` then serves whoever waits for it, and notes what
+its copies take and when it is next due. After settle no parked poll has a ready copy that may be handed out. For the
+broker's side; reads no clock.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from mpbroker import checks
-from mpbroker.engine import Engine, NoRoom, Subscription, Waiter
+from mpbroker.engine import HELD_BYTES, Engine, NoRoom, Subscription, Waiter
 from mpbroker.errors import (
     InvalidName,
     LimitReached,
@@ -118,12 +119,15 @@ class Desk:
         self.answers: list[tuple[Connection, Reply]] = []
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.past = Counter(dict.fromkeys(TOTALS, 0))
-        self.meter = Meter()
+        self.meter = Meter(limits.max_queue_bytes)
         self.rings = 0
         self.topics: set[str] = set()
         self.subscriptions: set[str] = set()
         self._manual_now = 0.0
         self._changed: dict[int, Subscription] = {}
+        self._most_bytes = limits.max_queue_bytes + limits.max_queue_bytes // 4 + MAX_POLL * HELD_BYTES
+        # Nothing that is forgotten here runs anybody's code, so it need not be kept until no lock is held.
+        engine.trash = deque(maxlen=0)
         self._woken: OrderedDict[int, ParkedPublish] = OrderedDict()
         self._ended = engine.ended_subscription()
         self._gone: OrderedDict[int, str] = OrderedDict()
@@ -225,6 +229,8 @@ class Desk:
         self.counters["published"] += sum(map(len, contents))
         for subscription in published.subscriptions:
             self.changed(subscription)
+        for subscription in published.aside:
+            self.changed(subscription)
         return Published(published.first, timestamp, len(published.subscriptions))
 
     def park_publish(
@@ -286,10 +292,13 @@ class Desk:
         """
         session = connection.session
         assert session is not None
+        most = min(max_messages, MAX_POLL)
+        if self.meter.used + most * HELD_BYTES > self._most_bytes:
+            most = self._most(subscription, most, now)
         leases = subscription.take(
             member,
             now,
-            min(max_messages, MAX_POLL),
+            most,
             owner=session.owner,
             max_bytes=self.limits.max_frame_bytes - REPLY_ROOM_BYTES,
             dispatcher=dispatcher,
@@ -298,6 +307,16 @@ class Desk:
             session.holds(subscription)
             connection.last = HandOver(subscription, tuple(lease.number for lease in leases))
         return Granted([grant(lease) for lease in leases])
+
+    def _most(self, subscription: Subscription, most: int, now: float) -> int:
+        """How many copies may be handed out where memory is short: as many as there is room for, else one at a time, so
+        that it goes on; what is in flight makes room when it is settled, or when its lease ends."""
+        subscription.expire(now)
+        self.meter.note(subscription.number, subscription.overhead_bytes())
+        room = (self._most_bytes - self.meter.used) // HELD_BYTES
+        if room > 0:
+            return min(most, room)
+        return 0 if subscription.stats(None).in_flight else 1
 
     def undo(self, session: Session, hand_over: HandOver) -> None:
         """What never reached its caller is as if it had not happened."""
@@ -355,6 +374,7 @@ class Desk:
             if reply is None:
                 break
             self._answer(parked, reply)
+            self.meter.note(subscription.number, subscription.overhead_bytes())
         while (parked := self.idles.first(subscription)) is not None:
             if subscription.ended:
                 self._answer(parked, failure(UnknownSubscription(subscription.subscription_id)))
@@ -372,11 +392,11 @@ class Desk:
                 continue
             subscription = self._changed.popitem()[1]
             self.serve(subscription, engine_now)
+            self.meter.note(subscription.number, subscription.overhead_bytes())
             if subscription.ended:
                 self.janitor.forget(subscription)
             else:
                 self.janitor.arm(subscription)
-        self.engine.trash.clear()
 
     def _answer_to_poll(self, parked: Parked, now: float) -> Reply | None:
         """None while it has to wait."""

@@ -15,7 +15,7 @@ import msgspec
 from mpbroker import checks
 from mpbroker.engine import Batch, DeadRecord, Lease
 from mpbroker.errors import PayloadTooLarge, ProtocolViolation
-from mpbroker.messages import Headers, Message, MessagePriority
+from mpbroker.messages import Attempt, Headers, Message, MessagePriority
 from mpbroker.process import payloads
 from mpbroker.process.frames import AttemptRecord, Grant, Letter
 
@@ -33,24 +33,69 @@ _ATTEMPT_BYTES: Final = 64  # an attempt without its texts
 _LETTER_BYTES: Final = 128  # a dead letter without payload, headers, history and texts
 
 
-BATCH_BYTES: Final = 512
+BATCH_BYTES: Final = 384
 """What a batch takes in memory beside payloads and headers, about: the objects around them."""
 
+HEADERS_BYTES: Final = 256
+"""What the headers of a publish take in memory, about, if there are any, ..."""
 
 _SMALL_BYTES: Final = 1024
 """Of a frame: up to here its payloads are copied out, which takes less memory than the whole of it and a look at it."""
 
-ATTEMPT_BYTES: Final = 256
-"""What an attempt in a history takes in memory beside its error text, about."""
+HEADER_BYTES: Final = 160
+"""... and each of them beside its characters: two objects, and its place in a table."""
+
+ATTEMPT_BYTES: Final = 224
+"""What an attempt takes in memory beside its error text and the list of those before it, about."""
+
+_WASTE_BYTES: Final = 512
+"""What else may be in a frame that is kept for its one batch."""
 
 
 class Meter:
-    """Counts the bytes of all batches that something still holds, each once. used: how many there are."""
+    """Counts the memory that messages take: each batch and each attempt for as long as something holds it, and what
+    the copies in each subscription take beside.
 
-    __slots__ = ("used",)
+    Attributes:
+        used: bytes in all.
+        limit: from which on nothing is made that only saves later, or is only told.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_noted", "limit", "used")
+
+    def __init__(self, limit: int = checks.MAX_COUNT) -> None:
         self.used = 0
+        self.limit = limit
+        self._noted: dict[int, int] = {}
+
+    def note(self, subscription: int, overhead_bytes: int) -> None:
+        """That subscription's copies take so much now."""
+        before = self._noted.get(subscription, 0)
+        if overhead_bytes != before:
+            self.used += overhead_bytes - before
+            if overhead_bytes:
+                self._noted[subscription] = overhead_bytes
+            else:
+                del self._noted[subscription]
+
+
+class CountedAttempt(Attempt):
+    """An attempt that is counted for as long as a history holds it."""
+
+    __slots__ = ("_bytes", "_meter")
+    _bytes: int
+    _meter: Meter
+
+    @classmethod
+    def of(cls, attempt: Attempt, nbytes: int, meter: Meter) -> CountedAttempt:
+        made = cls(attempt.number, attempt.member, attempt.started, attempt.ended, attempt.outcome, attempt.error)
+        object.__setattr__(made, "_bytes", nbytes)
+        object.__setattr__(made, "_meter", meter)
+        meter.used += nbytes
+        return made
+
+    def __del__(self) -> None:
+        self._meter.used -= self._bytes
 
 
 class EncodedBatch(Batch):
@@ -91,10 +136,12 @@ class EncodedBatch(Batch):
         # The last run, lease or dead letter of it is gone, wherever that was: nothing else needs to tell.
         self._meter.used -= self.held_bytes
 
-    def keeps(self, error: str) -> None:
-        more = ATTEMPT_BYTES + len(error.encode(errors="replace"))
-        self.held_bytes += more
-        self._meter.used += more
+    def remembered(self, attempt: Attempt, history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
+        meter = self._meter
+        if meter.used > meter.limit:
+            return history
+        nbytes = ATTEMPT_BYTES + 8 * len(history) + _text_memory(attempt.error)
+        return super().remembered(CountedAttempt.of(attempt, nbytes, meter), history)
 
     def message(self, index: int) -> Message:
         """The message, with its encoded payload."""
@@ -111,12 +158,13 @@ class EncodedBatch(Batch):
             f"{self._incarnation}-{sequence}",
         )
 
-    def alone(self, index: int) -> EncodedBatch:
-        if self.count == 1:
-            return self
+    def alone(self, index: int) -> tuple[EncodedBatch, int]:
+        meter = self._meter
+        if self.count == 1 or meter.used > meter.limit:
+            return self, index
         part = self._part(index, index + 1)
         less = len(memoryview(self.blob)) - len(part)
-        return EncodedBatch(
+        made = EncodedBatch(
             self.topic,
             self.first + index,
             1,
@@ -126,9 +174,10 @@ class EncodedBatch(Batch):
             part,
             self._incarnation,
             self.nbytes - less,
-            self._meter,
+            meter,
             self.held_bytes - less,
         )
+        return made, 0
 
     def payloads(self, start: int, stop: int) -> msgspec.Raw:
         """The payloads of some of its messages, as one encoded list."""
@@ -158,7 +207,8 @@ class EncodedPayloads:
     """The payloads of a batch before it has sequences, as the engine's Content.
 
     Args:
-        headers_bytes: what the headers of the batch take, from `headers_bytes`.
+        headers_bytes: what the headers of the batch take in a reply, and headers_memory in memory, from the functions
+            of those names.
         sharing: batches that share the headers.
         meter: of what the broker holds.
         max_payload_bytes: bound of each.
@@ -180,6 +230,7 @@ class EncodedPayloads:
         meter: Meter | None = None,
         max_payload_bytes: int | None = None,
         sharing: int = 1,
+        headers_memory: int = 0,
     ) -> None:
         view = memoryview(blob)
         self._count = payloads.check_payloads(view)
@@ -192,7 +243,15 @@ class EncodedPayloads:
         size = len(view)
         self._nbytes = size + headers_bytes + GRANT_BYTES
         self._meter = meter if meter is not None else Meter()
-        self.held_bytes = size + headers_bytes // sharing + BATCH_BYTES
+        self.held_bytes = size + headers_memory // sharing + BATCH_BYTES
+
+    def in_frame(self, frame_bytes: int) -> bool:
+        """Whether it may stay in the frame that it came in, all of which is counted then."""
+        size = len(memoryview(self._blob))
+        if frame_bytes > self._nbytes + _WASTE_BYTES:
+            return False
+        self.held_bytes += max(0, frame_bytes - size)
+        return True
 
     def __len__(self) -> int:
         return self._count
@@ -242,15 +301,12 @@ def contents(
     """
     if len(batches) > 2 + sum(len(memoryview(blob)) for blob in batches) // payloads.BATCH_MESSAGES:
         raise ProtocolViolation(f"{len(batches)} batches for what fits in fewer")
-    size = headers_bytes(headers)
-    if len(batches) == 1:
-        blob: Blob = batches[0]
-        if frame_bytes <= _SMALL_BYTES:
-            blob = bytes(blob)
-        single = EncodedPayloads(blob, size, meter, max_payload_bytes)
-        if frame_bytes <= single.held_bytes:
+    size, memory = headers_bytes(headers), headers_memory(headers)
+    if len(batches) == 1 and frame_bytes > _SMALL_BYTES:
+        single = EncodedPayloads(batches[0], size, meter, max_payload_bytes, 1, memory)
+        if single.in_frame(frame_bytes):
             return [single]
-    made = [EncodedPayloads(blob.copy(), size, meter, max_payload_bytes, len(batches)) for blob in batches]
+    made = [EncodedPayloads(bytes(blob), size, meter, max_payload_bytes, len(batches), memory) for blob in batches]
     checks.count(sum(map(len, made)), "the number of payloads", minimum=0, maximum=MAX_PUBLISH)
     return made
 
@@ -262,7 +318,8 @@ def one_payload(
     view = memoryview(payload)
     if not view:
         raise ProtocolViolation("no payload")
-    return EncodedPayloads(payloads.join([view]), headers_bytes(headers), meter, max_payload_bytes)
+    size, memory = headers_bytes(headers), headers_memory(headers)
+    return EncodedPayloads(payloads.join([view]), size, meter, max_payload_bytes, 1, memory)
 
 
 def headers_bytes(headers: dict[str, str]) -> int:
@@ -270,6 +327,14 @@ def headers_bytes(headers: dict[str, str]) -> int:
     if not headers:
         return 0
     return sum(_HEADER_BYTES + _text_bytes(key) + _text_bytes(value) for key, value in headers.items())
+
+
+def headers_memory(headers: dict[str, str]) -> int:
+    """What headers take in memory, about."""
+    if not headers:
+        return 0
+    texts = sum([_text_memory(key) + _text_memory(value) for key, value in headers.items()])
+    return HEADERS_BYTES + HEADER_BYTES * len(headers) + texts
 
 
 def grant(lease: Lease) -> Grant:
@@ -296,10 +361,10 @@ def letter(subscription_id: str, record: DeadRecord, limit_bytes: int) -> tuple[
     """
     batch = record.batch
     assert isinstance(batch, EncodedBatch)
-    message = batch.message(0)
+    message = batch.message(record.index)
     payload: msgspec.Raw = message.payload
     texts = (subscription_id, batch.topic, message.uid, record.error, record.last_member)
-    size = batch.nbytes + _LETTER_BYTES + sum(map(_text_bytes, texts))
+    size = len(memoryview(payload)) + headers_bytes(batch.headers) + _LETTER_BYTES + sum(map(_text_bytes, texts))
     history: list[AttemptRecord] = []
     for attempt in reversed(record.history):
         size += _ATTEMPT_BYTES + _text_bytes(attempt.member) + _text_bytes(attempt.error)
@@ -335,6 +400,12 @@ def letter(subscription_id: str, record: DeadRecord, limit_bytes: int) -> tuple[
         ),
         min(size, limit_bytes),
     )
+
+
+def _text_memory(text: str) -> int:
+    """What the characters of a text take in memory; one that is not ASCII takes up to four bytes for each, and the
+    encoder leaves its UTF-8 there as well."""
+    return len(text) if text.isascii() else text.__sizeof__() + len(text.encode())
 
 
 def _text_bytes(text: str) -> int:

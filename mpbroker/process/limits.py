@@ -71,9 +71,12 @@ class Limits:
     max_headers: of one message; many times what anybody routes by.
     max_header_bytes: of the headers of one message, in UTF-8: filters look at all of them under the broker's lock.
     max_payload_bytes: of one message, as it travels; None: what a frame carries.
-    max_queue_bytes: of all messages in the broker, those that are dead letters and those in flight included. The
-        bytes of a publish count once, however many subscriptions share them, until the last copy is gone. A publish
-        beyond it is refused; what comes back from workers always fits. A gibibyte: a broker that needs more holds
+    max_queue_bytes: of memory that all messages in the broker take, those that are dead letters and those in flight
+        included. Payloads and headers count once, however many subscriptions share them, until the last copy is gone;
+        what a copy takes beside them counts in each. A publish beyond it is refused; what comes back from workers
+        always fits, but histories keep no more attempts then. Only polls still add to it, up to a fourth more and one
+        full answer (8 MiB); from there on a subscription hands out one message at a time, which max_subscriptions
+        bounds. So messages make the broker grow by at most about twice this. A gibibyte: a broker that needs more holds
         what nobody reads, more often than not, and hosts have it to spare.
     max_dead_letters: kept in one subscription; the oldest give way, counted. As many as somebody may look through.
     max_waiting_calls: polls, wait_idle and publishes that wait at once; None: one for each connection.

@@ -65,8 +65,9 @@ class BrokerManager(managers.BaseManager):
         max_name_length: characters in the names of topics, subscriptions and members; at most 255, the default.
         max_headers, max_header_bytes: of one message; default 1000 headers, 256 KiB.
         max_payload_bytes: of one message; default: what max_frame_bytes allows.
-        max_queue_bytes: of all messages, over all subscriptions, dead letters included; default 1 GiB. A publish
-            beyond it raises BrokerFull, and what workers give back always fits.
+        max_queue_bytes: of memory for all messages, over all subscriptions, dead letters included; default 1 GiB. A
+            publish beyond it raises BrokerFull, and what workers give back always fits. The broker grows by at most
+            about twice this.
         max_dead_letters: kept in one subscription, the oldest give way; default 10,000.
         max_waiting_calls: polls that may wait at once; default: as many as connections.
         max_rings, ring_bytes: connections that go through shared memory, the others go through their sockets; and the

@@ -131,7 +131,14 @@ NEARLY: Final = 0.8
 MAX_WARNINGS: Final = 100
 """In one report: who has more has one cause for many."""
 
-_BOUNDS: Final = ("max_frame_bytes", "max_name_length", "max_headers", "max_header_bytes", "frame_timeout")
+_BOUNDS: Final = (
+    "max_frame_bytes",
+    "max_name_length",
+    "max_headers",
+    "max_header_bytes",
+    "ring_bytes",
+    "frame_timeout",
+)
 
 
 def status(desk: Desk, _: Connection, __: frames.Status, now: float) -> Reply:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from mpbroker import checks
-from mpbroker.engine import OFFSET_BITS, NoRoom, Subscription
+from mpbroker.engine import FRESH_BYTES, OFFSET_BITS, NoRoom, Subscription
 from mpbroker.engine.subscription import DISPATCHER_PREFIX
 from mpbroker.errors import (
     AccessRefused,
@@ -47,7 +47,7 @@ def publish(desk: Desk, connection: Connection, request: frames.Publish, now: fl
     most, frame_bytes = desk.limits.max_payload_bytes, connection.request_bytes
     batches = contents(request.batches, request.headers, desk.meter, most, frame_bytes)
     headers = _headers(desk, request.headers) if request.headers else NO_HEADERS
-    _check_bytes(desk, batches)
+    _check_bytes(desk, batches, desk.engine.fan_out(topic))
 
     def act() -> Reply | None:
         try:
@@ -68,7 +68,7 @@ def offer(desk: Desk, connection: Connection, request: frames.Offer, now: float)
         raise ValueError(f"message 'm{sequence}' was not published by this broker")
     content = one_payload(request.payload, request.headers, desk.meter, desk.limits.max_payload_bytes)
     headers = _headers(desk, request.headers)
-    _check_bytes(desk, (content,))
+    _check_bytes(desk, (content,), 1)
 
     def act() -> Reply:
         batch = content.batch(subscription.topic, sequence, priority, timestamp, headers, engine.incarnation)
@@ -280,9 +280,10 @@ def _headers(desk: Desk, given: dict[str, str]) -> Headers:
     return Headers(given)
 
 
-def _check_bytes(desk: Desk, batches: Sequence[EncodedPayloads]) -> None:
-    """Refuse what is too much beside all that the broker holds. Raises BrokerFull."""
+def _check_bytes(desk: Desk, batches: Sequence[EncodedPayloads], copies: int) -> None:
+    """Refuse what is too much beside all that the broker holds; copies: of each, at most. Raises BrokerFull."""
     more = batches[0].held_bytes if len(batches) == 1 else sum([each.held_bytes for each in batches])
+    more += len(batches) * copies * FRESH_BYTES
     if desk.meter.used + more > desk.limits.max_queue_bytes:
         raise BrokerFull(desk.meter.used, more, desk.limits.max_queue_bytes)
 

@@ -47,11 +47,9 @@ class Segment:
 
         Its pages are there, its size is fixed, and nobody else can ever write it. Raises NoSharedMemory.
         """
+        fd = -1
         try:
             fd = os.memfd_create("mpbroker", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except (AttributeError, OSError) as error:
-            raise NoSharedMemory(f"memfd_create: {error}") from None
-        try:
             import fcntl
 
             # Not ftruncate: memory that is short is an error here, where it would be a fatal signal later.
@@ -59,13 +57,14 @@ class Segment:
             mapped = _mapped(fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-        except (ImportError, OSError) as error:
-            os.close(fd)
-            raise NoSharedMemory(f"a segment of {size:,} bytes: {error}") from None
-        except BaseException:
-            os.close(fd)
+            return cls(mapped), fd
+        except BaseException as error:
+            if fd >= 0:
+                os.close(fd)
+            if isinstance(error, (ImportError, AttributeError, OSError)):
+                what = "memfd_create" if fd < 0 else f"a segment of {size:,} bytes"
+                raise NoSharedMemory(f"{what}: {error}") from None
             raise
-        return cls(mapped), fd
 
     @classmethod
     def attach(cls, fd: int, size: int) -> Self:

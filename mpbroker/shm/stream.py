@@ -190,18 +190,21 @@ def share(sock: socket.socket, ring_bytes: int, request: bytes) -> tuple[Ring | 
         OSError: the broker is gone.
     """
     size = HEAD_BYTES + ring_bytes
-    own, own_fd = Segment.create(size)
+    own: Segment | None = None
+    own_fd = -1
     try:
-        try:
-            # Blocks for as long as the broker takes; who waits for a handshake has a deadline on the socket.
-            socket.send_fds(sock, [request], [own_fd], _NO_SIGNAL)
-        finally:
-            os.close(own_fd)
+        own, own_fd = Segment.create(size)
+        # Blocks for as long as the broker takes; who waits for a handshake has a deadline on the socket.
+        socket.send_fds(sock, [request], [own_fd], _NO_SIGNAL)
         answer, fd = receive(sock, _ANSWER_BYTES)
         if fd < 0:
             own.close()
             return None, answer
         return Ring(own, Segment.attach(fd, size), ring_bytes), answer
     except BaseException:
-        own.close()
+        if own is not None:
+            own.close()
         raise
+    finally:
+        if own_fd >= 0:
+            os.close(own_fd)

@@ -75,11 +75,11 @@ def test_messages_know_their_ids_and_keep_their_payload_closed() -> None:
 
 def test_a_message_alone_does_not_keep_its_batch() -> None:
     batch = batch_of([bytes(1000)] * 50)
-    alone = batch.alone(7)
-    assert (alone.count, alone.first) == (1, 17)
+    alone, at = batch.alone(7)
+    assert (alone.count, alone.first, at) == (1, 17, 0)
     assert alone.nbytes < 1200
     assert opened(alone.payloads(0, 1)) == [bytes(1000)]
-    assert alone.alone(0) is alone
+    assert alone.alone(0) == (alone, 0)
     assert alone.message(0) == batch.message(7)
 
 

@@ -228,7 +228,8 @@ def test_what_waits_counts_against_the_bytes_of_the_broker(broker: Broker) -> No
     one, two, three = (broker.call() for _ in range(3))
     one.publish_waiting("t", bytes(100_000))
     two.publish_waiting("t", bytes(100_000))
-    assert status(call).limits["queue_bytes"][0] == used + 2 * held.held_bytes
+    counted = status(call).limits["queue_bytes"][0] - used
+    assert 2 * held.held_bytes <= counted < 2 * (held.held_bytes + 100)  # with the frames that they are in
     assert three.failed(publish("t", bytes(100_000))).kind == "BrokerFull"
     two.close()
     three.publish_waiting("t", bytes(100_000))

@@ -11,7 +11,7 @@ import pytest
 
 from mpbroker.process import frames
 from mpbroker.process.frames import Answers, Done, Failed, Granted, Letters, Number
-from mpbroker.process.limits import Limits
+from mpbroker.process.limits import LimitOptions, Limits
 from mpbroker.process.payloads import encode_batches, encode_payload
 from mpbroker.process.verbs import VERBS
 from mpbroker.settings import Given
@@ -525,6 +525,13 @@ def test_the_status_shows_use_against_limits_and_totals() -> None:
     assert counters["dropped"] == 4
     assert counters["sessions_died"] == 1
     assert set(counters) >= {"calls", "calls_failed", "undone", "sessions_closed", "refused", "violations"}
+
+
+def test_the_status_shows_every_bound_that_can_be_given(call: Connection) -> None:
+    report = call.ask(frames.Status(), frames.Report)
+    shown = {f"max_{name}" for name in report.limits} | set(report.bounds)
+    assert set(LimitOptions.__annotations__) <= shown
+    assert report.bounds["ring_bytes"] == 256 * 1024
 
 
 # -- defects ----------------------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def _check(data: bytes) -> None:
     assert payloads.list_length(part) == stop - start
     assert payloads.split(memoryview(part)) == parts[start:stop]
     assert bytes(batch.message(start).payload) == bytes(parts[start])
-    alone = batch.alone(start)
-    assert (alone.first, alone.count) == (7 + start, 1)
+    alone, place = batch.alone(start)
+    assert (alone.first, alone.count, place) == (7 + start, 1, 0)
     assert payloads.split(memoryview(alone.payloads(0, 1))) == [parts[start]]
     lease = Lease(2**40, Run(batch, 0, count), 2**31, "w", None, 0.0, 1.0)
     assert len(msgspec.msgpack.encode(grant(lease))) <= batch.nbytes <= len(blob) + GRANT_BYTES
