@@ -29,6 +29,10 @@ _LAST_STEPS_S: Final = 5.0
 """How long a process may take from its last report to its end."""
 
 
+_AGAIN_S: Final = 0.1
+"""From one strike of a limit to the next: a signal that comes just before a call begins to wait does not end it."""
+
+
 class Member:
     """One process of a crew.
 
@@ -138,10 +142,11 @@ class Interrupts:
             return
 
         def time_up(_number: int, _frame: FrameType | None) -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             raise TimeUp(text)
 
         before = signal.signal(signal.SIGALRM, time_up)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
         try:
             yield
         finally:

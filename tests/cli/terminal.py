@@ -9,8 +9,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from tests.cli.support import COMMAND, LIMIT_S, environment
+
+_PATIENCE_S: Final = LIMIT_S / 4
+"""After which a person presses a key once more; longer than any end takes."""
 
 
 class Terminal:
@@ -40,9 +44,24 @@ class Terminal:
             pass
         return self.process.wait(LIMIT_S)
 
-    def _read(self, deadline: float) -> bool:
+    def end_by_ctrl_c(self) -> int:
+        """Press it, and once more after a while, as a person would: what comes just before a read begins does not end
+        it. The exit code."""
+        self.press_ctrl_c()
+        deadline = time.monotonic() + _PATIENCE_S
+        while self._has_more(deadline):
+            if not self._read(deadline):
+                return self.end()
+        self.press_ctrl_c()
+        return self.end()
+
+    def _has_more(self, deadline: float) -> bool:
+        """Whether it shows more by then, or ends."""
         readable, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
-        assert readable, f"nothing more came; there is {self.shown}"
+        return bool(readable)
+
+    def _read(self, deadline: float) -> bool:
+        assert self._has_more(deadline), f"nothing more came; there is {self.shown}"
         try:
             chunk = os.read(self._master, 65536)
         except OSError:

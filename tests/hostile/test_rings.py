@@ -174,8 +174,8 @@ def test_words_that_change_between_two_looks_end_their_connection_alone(
                     cut += 1
                     break
         bystander.turn()
-    assert cut
-    until(lambda: len(log.violations()) >= cut)
+    # On a busy machine it may not look before all is written, which ends with a lie.
+    until(lambda: len(log.violations()) >= max(1, cut))
     numbers = [re.findall(r"connection (\d+)", line)[0] for line in log.violations()]
     assert len(numbers) == len(set(numbers))
 

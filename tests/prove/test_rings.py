@@ -13,6 +13,7 @@ from mpbroker.process.rings import Rings
 from mpbroker.shm.link import RingEnd
 from mpbroker.shm.ring import Ring
 from tests.prove import rings
+from tests.prove.part import Outcome
 
 
 def test_lies_are_counted_and_hurt_nobody_else() -> None:
@@ -61,7 +62,8 @@ def _everybody_pays(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("defect", [_a_lie_in_a_turn, _unchecked_room, _not_forgotten, _everybody_pays])
 def test_a_planted_defect_is_seen(defect: Callable[[pytest.MonkeyPatch], None]) -> None:
+    outcome = Outcome("rings", dict.fromkeys(("ring_mutations", "ring_connections", "bystander_calls", "turns"), 0))
     with pytest.MonkeyPatch.context() as patch:
         defect(patch)
-        outcome = rings.run(20.0, 1, quick=True)
+        rings.play(outcome, 1, None)  # a whole life, however long it takes: in seconds a busy machine plays little
     assert outcome.failures
