@@ -17,7 +17,7 @@ from mpbroker.engine import Engine, invariants
 from mpbroker.filters import Filter
 from mpbroker.messages import SubscriptionStats
 from mpbroker.process import frames, handshake
-from mpbroker.process.effects import Close, Effect, Hold, Quit, Send, Unwatch, Watch
+from mpbroker.process.effects import Close, Effect, Hold, Quit, Send, Share, Unwatch, Watch
 from mpbroker.process.frames import Frame, Grant, Reply
 from mpbroker.process.limits import Limits
 from mpbroker.process.payloads import decode_payloads, encode_batches, list_length, open_payload
@@ -31,7 +31,7 @@ R = TypeVar("R", bound=Frame)
 
 
 class Connection:
-    """One connection of a client, as seen from there."""
+    """One connection of a client, as seen from there. shares: bytes of the memory that the loop was told to share."""
 
     def __init__(self, broker: Broker, session: bytes, role: str, number: int) -> None:
         self.broker = broker
@@ -42,6 +42,7 @@ class Connection:
         self.inbox: list[Reply] = []
         self.is_closed = False
         self.is_held = False
+        self.shares = 0
         self.behind: list[bytes] = []
         self.answered = 0
         broker.connections[self.id] = self
@@ -206,6 +207,10 @@ class Broker:
                     self.watched.add(session)
                 case Unwatch(session):
                     self.watched.remove(session)
+                case Share(connection, ring_bytes):
+                    to = self.connections[connection]
+                    assert not to.shares, "a connection shares memory twice"
+                    to.shares = ring_bytes
                 case Quit(reason):
                     assert self.quit is None
                     self.quit = reason

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import pickle
-from typing import get_args
+from typing import NoReturn, get_args
 
 import msgspec
 import pytest
 
-from mpbroker.process import frames
+from mpbroker.process import frames, verbs
 from mpbroker.process.frames import Answers, Done, Failed, Granted, Letters, Number
 from mpbroker.process.limits import LimitOptions, Limits
 from mpbroker.process.payloads import encode_batches, encode_payload
@@ -124,6 +125,21 @@ def test_a_broken_expression_points_at_the_place(call: Connection) -> None:
     failed = call.failed(subscribe("t", "s", filter='headers.a = "1" AND'))
     assert failed.kind == "InvalidFilter"
     assert failed.args[2] == len('headers.a = "1" AND')
+
+
+def test_a_parser_that_cannot_be_loaded_now_refuses_the_expression_and_is_no_defect(
+    call: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_descriptors(_: str) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    call.ask(frames.CreateTopic("t", False), Done)
+    with monkeypatch.context() as patch:
+        patch.setattr(verbs, "Expression", without_descriptors)
+        failed = call.failed(subscribe("t", "s", filter='headers.a = "1"'))
+    assert failed.kind == "InvalidFilter"
+    assert "cannot load the parser of expressions now" in str(failed.args[1])
+    assert call.subscribe("t", "s", filter='headers.a = "1"')
 
 
 @pytest.mark.parametrize("what", ["topics", "subscriptions"])

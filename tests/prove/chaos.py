@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from mpbroker import BrokerManager
 from mpbroker.errors import MpbrokerError
+from mpbroker.process.naming import Transport
 from mpbroker.process.proxy import BrokerProxy
 from mpbroker.testing.checker import Verdict, check
 from mpbroker.testing.history import Begin, Delivered, Event, Invoke, Ok, Publish, Published, Recorder, read
@@ -42,8 +43,11 @@ FAULTS_PER_S: Final = 10.0
 WEIGHTS: Final = {"kill": 45, "stop": 20, "cut": 15, "fork": 15, "kill group": 5}
 """How often which fault is drawn."""
 
-STREAMS: Final = 0.5
-"""The share of publishers that send without waiting for each answer."""
+LIMIT_S: Final = 120.0
+"""The hard limit of every wait, where nothing is planted; far from what any of them takes on a busy machine."""
+
+SLOW: Final = 5.0
+"""A round that has so many times its seconds is over, whatever it came to."""
 
 STOPPED_S: Final = 2.5
 """Longer than every lease."""
@@ -56,10 +60,12 @@ class Scale:
     Attributes:
         publishers: of all; workers: of each subscription.
         batch: messages of a call at most.
+        streams: the share of publishers that send without waiting for each answer.
         weights: how often which fault is drawn; without any, nobody is struck.
         limit_s: of a drain, and of every wait for a process.
         backlog: messages that may wait where there are most; publishers pause beyond that, or a drain would not end.
-        pause_s, forgets, wild: see Part.
+        pause_s, work_s, forgets, wild: see Part.
+        faults, messages: a round goes on until there were so many, whatever a slow machine takes for that.
     """
 
     publishers: int = 2
@@ -67,11 +73,15 @@ class Scale:
     subscriptions: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: SUBSCRIPTIONS)
     batch: int = 200
     weights: Mapping[str, int] = field(default_factory=lambda: WEIGHTS)
-    limit_s: float = 60.0
+    limit_s: float = LIMIT_S
     backlog: int = 20_000
     pause_s: float = 0.0
+    work_s: float = 0.0
     forgets: bool = True
     wild: float = 0.5
+    streams: float = 0.5
+    faults: int = 0
+    messages: int = 0
 
 
 QUICK: Final = Scale(1, 2, {name: SUBSCRIPTIONS[name] for name in ("plain", "retried", "strict")}, 100)
@@ -125,7 +135,8 @@ class Round:
     """One broker, its clients, and what is done to them."""
 
     def __init__(self, broker: BrokerProxy, folder: Path, seed: int, scale: Scale) -> None:
-        self._proxy = broker
+        # By sockets, whatever the others use: who conducts must not hang where a ring is broken on purpose.
+        self._proxy = broker_on(broker, Transport.MANAGER)
         self._folder = folder
         self._seed = seed
         self._scale = scale
@@ -133,7 +144,7 @@ class Round:
         self._word = mmap.mmap(-1, 1)
         self._context: Any = multiprocessing.get_context("fork")
         self._recorder = Recorder.in_file(folder / "conductor", "conductor")
-        self._broker = RecordedBroker(broker, self._recorder, Payloads(PAYLOAD_BYTES, seed))
+        self._broker = RecordedBroker(self._proxy, self._recorder, Payloads(PAYLOAD_BYTES, seed))
         self._actors: list[Actor] = []
         self._started = 0
         self.faults: Counter[str] = Counter()
@@ -173,7 +184,7 @@ class Round:
         self._started += 1
         # Side by side in each group, and with the next seed the other way round.
         plane = BOTH[(self._started + self._seed) % len(BOTH)]
-        streams = not group and self._draw.random() < STREAMS
+        streams = not group and self._draw.random() < self._scale.streams
         name = f"{group or ('stream' if streams else 'publisher')}-{plane}-{self._started}"
         part = Part(
             name,
@@ -187,6 +198,7 @@ class Round:
             self._scale.batch,
             self._scale.backlog,
             self._scale.pause_s,
+            self._scale.work_s,
             self._scale.forgets,
             self._scale.wild,
             streams=streams,
@@ -195,8 +207,9 @@ class Round:
         process.start()
         self._actors.append(Actor(name, group, process))
 
-    def _buried(self, actor: Actor, *, died: bool) -> None:
-        actor.process.join(self._scale.limit_s)
+    def _buried(self, actor: Actor, *, died: bool, by: float | None = None) -> None:
+        """Wait for its end. by: until when; else for as long as for anything."""
+        actor.process.join(self._scale.limit_s if by is None else max(0.0, by - time.monotonic()))
         code = actor.process.exitcode
         if code is None:
             self.failures.append(f"{actor.name} did not end")
@@ -214,7 +227,8 @@ class Round:
         now = time.monotonic()
         end = now + seconds
         moved_at = now + seconds / 3
-        while now < end:
+        late = now + SLOW * seconds
+        while now < end or (now < late and not self._is_enough()):
             time.sleep(self._draw.expovariate(FAULTS_PER_S))
             now = time.monotonic()
             self._wake(now)
@@ -222,6 +236,18 @@ class Round:
             if now >= moved_at:
                 moved_at = now + seconds / 3
                 self._move_letters()
+
+    def _is_enough(self) -> bool:
+        """Whether there was as much as there must be."""
+        scale = self._scale
+        if self.faults.total() < scale.faults:
+            return False
+        if not scale.messages:
+            return True
+        try:
+            return self._proxy.topics()[TOPIC].published >= scale.messages
+        except MpbrokerError:
+            return True  # there is more to come of that
 
     def _wake(self, now: float) -> None:
         for actor in self._actors:
@@ -284,8 +310,9 @@ class Round:
         if left:
             self.failures.append(f"after {self._scale.limit_s:g} s without faults there is left: {left}")
         self._word[0] = Word.LEAVE
+        leaving = time.monotonic() + self._scale.limit_s
         for actor in list(self._actors):
-            self._buried(actor, died=False)
+            self._buried(actor, died=False, by=leaving)
 
     def _left(self) -> str:
         """Wait until all is done; what is left when that took too long."""

@@ -62,7 +62,8 @@ class Part:
     """What a process is given.
 
     group: the subscription a worker reads, "" for a publisher. plane: how its calls go. number: unique in the run.
-    pause_s: between publishes, at most. forgets: whether a worker may leave what it holds to the end of its lease.
+    pause_s: between publishes, at most. work_s: of a worker, with what it was handed, at most.
+    forgets: whether a worker may leave what it holds to the end of its lease.
     wild: the share of polls in which it does something else with one message than ack it.
     streams: whether a publisher sends without waiting for each answer.
     """
@@ -78,6 +79,7 @@ class Part:
     batch: int
     backlog: int
     pause_s: float
+    work_s: float
     forgets: bool
     wild: float
     streams: bool = False
@@ -161,6 +163,8 @@ class _Worker:
             with _survived():
                 held = self._group.poll(self._part.name, max_messages=self._part.batch, timeout=POLL_S)
                 if said == Word.GO:
+                    if held and self._part.work_s:
+                        time.sleep(self._draw.uniform(0.0, self._part.work_s))
                     held = self._misbehave(held)
                 if held:
                     self._group.ack_many([each.message_id for each in held], self._part.name)

@@ -24,6 +24,9 @@ TOPIC: Final = "t"
 ROUNDS: Final = 400
 """Drains take fewer; one that does not end is a finding, not a hang."""
 
+_MOMENT_S: Final = 1e-6
+"""Whether a time that is met exactly has come is a matter of rounding; so much later it has."""
+
 SUBSCRIPTIONS: Final[dict[str, dict[str, Any]]] = {
     "plain": {"ack_timeout": 10.0},
     "retried": {"ack_timeout": 5.0, "retry": RetryPolicy(3, 1.0, 2.0, 5.0)},
@@ -95,7 +98,7 @@ class Dense:
             if reader.held:
                 self._settle(reader)
         elif kind < 0.97:
-            self._clock.advance(self._draw.choice((0.1, 0.5, 1.0, 3.0)))
+            self._pass(self._draw.choice((0.1, 0.5, 1.0, 3.0)))
         else:
             self._look()
 
@@ -147,9 +150,21 @@ class Dense:
         elif some:
             self._chief.purge_dead_letters(f"{TOPIC}/{name}", some)
 
+    def _pass(self, seconds: float) -> None:
+        """Let time go by, and have the broker take back what is due just then, as one with a janitor does."""
+        until = self._clock() + seconds
+        for _ in range(ROUNDS):
+            due = self._broker.next_deadline()
+            if due is None or due > until:
+                break
+            self._clock.advance(max(0.0, due - self._clock()) + _MOMENT_S)
+            self._broker.expire()
+        self._clock.advance(max(0.0, until - self._clock()))
+
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
+        self._wait_out()
         for _ in range(ROUNDS):
             busy = False
             for reader in self._readers:
@@ -160,10 +175,30 @@ class Dense:
             deadline = self._broker.next_deadline()
             if not busy and deadline is None:
                 break
-            self._clock.advance(1.0)
+            step = self._draw.uniform(0.1, 2.0)
+            if deadline is not None and self._draw.random() < 0.5:
+                # To when the broker says that something is due: what comes early is seen early.
+                step = max(0.0, deadline - self._clock()) + _MOMENT_S
+            self._pass(step)
         for name, group in self._groups.items():
             group.stats()
             self._chief.dead_letters(f"{TOPIC}/{name}")
+
+    def _wait_out(self) -> None:
+        """Of what is held now, let some leases end, and hold some beyond the time they had at first."""
+        for reader in self._readers:
+            kind = self._draw.random()
+            if kind < 0.4:
+                reader.held = []
+            elif kind < 0.8:
+                for each in reader.held:
+                    reader.group.extend_delivery(each, 30.0)
+        self._pass(11.0)
+        for reader in self._readers:
+            held, reader.held = reader.held, []
+            self._poll(reader)
+            # Those of before last: whoever got them meanwhile has them still.
+            reader.held += held
 
 
 def _extend(group: RecordedSubscription, delivery: Delivery, draw: random.Random) -> Delivery:

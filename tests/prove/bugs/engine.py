@@ -28,7 +28,7 @@ def lost_at_publish() -> Iterator[None]:
 @bug(DENSE, Law.KEPT)
 def lost_on_its_way_back() -> Iterator[None]:
     """a delayed message is counted as acked when it is due."""
-    strikes = every(20)
+    strikes = every(10)
 
     def make(pop_due: Any) -> Any:
         def popped(self: Delayed, now: float) -> Iterator[Run]:

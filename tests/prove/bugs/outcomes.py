@@ -136,8 +136,8 @@ def lease_ends_early() -> Iterator[None]:
 
 @bug(DENSE, Law.ENDED)
 def lease_never_ends() -> Iterator[None]:
-    """a lease in a hundred has no end."""
-    strikes = every(100)
+    """a lease in ten has no end."""
+    strikes = every(10)
 
     def make(arm: Any) -> Any:
         def armed(self: LeaseTable, deadline: float, number: int) -> None:

@@ -1,8 +1,8 @@
 """Defects of the broker process and of its clients; rounds of real processes show each.
 
 In the broker process ("broker") they are planted by `planted`; in clients ("client") before these are forked. In calm
-rounds nobody is struck, and in quiet ones little is published either; in struck ones workers are killed and fork, and
-in idle ones that happens while they wait.
+rounds nobody is struck, and in quiet ones little is published either; in struck ones workers are killed and fork, in
+idle ones that happens while they wait. In killed and forked ones the few there are are busy, and only that is done.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from tests.prove.bugs.plant import bug, every, instead
 
 CALM_BROKER = "calm broker"
 STRUCK_BROKER = "struck broker"
+KILLED_BROKER = "killed broker"
+FORKED_BROKER = "forked broker"
 QUIET_BROKER = "quiet broker"
 IDLE_BROKER = "idle broker"
 CALM_CLIENT = "calm client"
@@ -46,7 +48,7 @@ CALM_CLIENT = "calm client"
 # -- who is there ------------------------------------------------------------------------------------------------------
 
 
-@bug(STRUCK_BROKER, Law.ENDED)
+@bug(KILLED_BROKER, Law.ENDED)
 def death_not_noticed() -> Iterator[None]:
     """what a killed worker held stays held."""
 
@@ -61,7 +63,7 @@ def death_not_noticed() -> Iterator[None]:
         yield
 
 
-@bug(STRUCK_BROKER, Law.ATTEMPTS)
+@bug(KILLED_BROKER, Law.ATTEMPTS)
 def death_not_counted() -> Iterator[None]:
     """the attempt of a killed worker does not count."""
 
@@ -75,7 +77,7 @@ def death_not_counted() -> Iterator[None]:
         yield
 
 
-@bug(STRUCK_BROKER, Law.ATTEMPTS)
+@bug(FORKED_BROKER, Law.ATTEMPTS)
 def goodbye_counted() -> Iterator[None]:
     """what a process held that left in order comes back as from a dead one."""
 
@@ -109,7 +111,7 @@ def _unpark_gently(unpark: Any) -> Any:
     return lambda self, parked: unpark(self, parked) if parked.connection.parked is not None else None
 
 
-@bug(STRUCK_BROKER, Law.ORDER)
+@bug(KILLED_BROKER, Law.ORDER)
 def killer_in_company() -> Iterator[None]:
     """what comes back from a dead worker is handed over with others."""
 
