@@ -80,17 +80,20 @@ class Clients:
             client = self.numbered[number] = Client(number, f"history {number}")
         return client
 
-    def fault(self, fault: Fault) -> None:
+    def fault(self, fault: Fault) -> list[tuple[Client, Loss]]:
+        """Something is about to be done; who may lose what by it."""
         if fault.kind in HARMLESS:
-            return
+            return []
         if fault.kind == "kill":
             loss = Loss(fault.at, NEVER, counted=True, what="kill")
         else:
             loss = Loss(fault.at, fault.at + LATE_NS, counted=None, what=fault.kind)
         if fault.client:
             self._struck.setdefault(fault.client, []).append(loss)
-        for client in self._meant(fault.client):
+        struck = self._meant(fault.client)
+        for client in struck:
             _strike(client, loss)
+        return [(client, loss) for client in struck]
 
     def end(self, end: End) -> None:
         for client in self._meant(end.client):
