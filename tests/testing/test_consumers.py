@@ -262,6 +262,26 @@ def test_a_take_that_fails_for_who_was_left_alone_is_found() -> None:
     assert tale.laws(drained=False) == {"INNOCENT": "c was left alone, and its consume failed: AccessRefused: x"}
 
 
+def test_who_was_stopped_in_a_handshake_may_be_refused_and_lose_what_it_held() -> None:
+    for error in ("AccessRefused: no handshake within 5 s", "AccessRefused: x"):
+        tale = begun(messages=1)
+        tale.take("c", 20, Got(1, 256))
+        tale.fault("stop", "c", 25)
+        tale.fault("continue", "c", 6000)
+        tale.take("c", 30, until=6010, outcome=f"fail: {error}")
+        tale.poll("w", 6020, Got(1, 512, 2, redelivered=True))
+        assert sorted(tale.laws(drained=False)) == ([] if "handshake" in error else ["HELD", "INNOCENT"])
+
+
+def test_a_consumer_that_is_let_go_of_gives_back_what_it_had() -> None:
+    tale = begun()
+    tale.take("c", 30, Got(1, 256), granted=20)
+    tale.consume("c", 40)
+    tale.poll("w", 60, Got(2, 512, redelivered=True))
+
+    assert tale.laws(drained=False) == {}
+
+
 # -- what is yielded ---------------------------------------------------------------------------------------------------
 
 

@@ -60,6 +60,8 @@ class Consumers:
     def asked(self, client: Client, copies: Copies, event: Invoke, request: Consume) -> None:
         """A step begins."""
         if request.step == "begin":
+            if client.number in self._open:
+                self.failed(client, "close", event.at)  # the one before was let go of, without a word
             closing, consumers = Closing(), self._polls.consumers
             consumers.append(closing)
             self._open[client.number] = Consumer(

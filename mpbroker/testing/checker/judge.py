@@ -317,6 +317,8 @@ class Judge:
         """Whether a client may see an error: it was struck, or the error is what the run asked for."""
         if client.excused is not None and client.excused <= event.at:
             return True
+        if client.is_late(event.error, event.at):
+            return True
         if not isinstance(event, Fail):
             return False
         kind = event.error.partition(":")[0]
