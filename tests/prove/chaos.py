@@ -45,6 +45,9 @@ WEIGHTS: Final = {"kill": 45, "stop": 20, "cut": 15, "fork": 15, "kill group": 5
 STREAMS: Final = 0.5
 """The share of publishers that send without waiting for each answer."""
 
+CONSUMES: Final = 0.5
+"""The share of workers that consume, which do not wait either."""
+
 STOPPED_S: Final = 2.5
 """Longer than every lease."""
 
@@ -59,7 +62,8 @@ class Scale:
         weights: how often which fault is drawn; without any, nobody is struck.
         limit_s: of a drain, and of every wait for a process.
         backlog: messages that may wait where there are most; publishers pause beyond that, or a drain would not end.
-        pause_s, forgets, wild: see Part.
+        pause_s, forgets, wild, work_s: see Part.
+        consumes: the share of workers that do.
     """
 
     publishers: int = 2
@@ -72,6 +76,8 @@ class Scale:
     pause_s: float = 0.0
     forgets: bool = True
     wild: float = 0.5
+    work_s: float = 0.0
+    consumes: float = CONSUMES
 
 
 QUICK: Final = Scale(1, 2, {name: SUBSCRIPTIONS[name] for name in ("plain", "retried", "strict")}, 100)
@@ -108,6 +114,7 @@ class Totals:
     struck_s: float = 0.0
     check_s: float = 0.0
     streamed: int = 0
+    consumed: Counter[str] = field(default_factory=Counter)
     published: Counter[str] = field(default_factory=Counter)
     handed_over: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -173,8 +180,9 @@ class Round:
         self._started += 1
         # Side by side in each group, and with the next seed the other way round.
         plane = BOTH[(self._started + self._seed) % len(BOTH)]
-        streams = not group and self._draw.random() < STREAMS
-        name = f"{group or ('stream' if streams else 'publisher')}-{plane}-{self._started}"
+        streams = self._draw.random() < (self._scale.consumes if group else STREAMS)
+        kind = ("consumer" if streams else "worker") if group else ("stream" if streams else "publisher")
+        name = f"{kind}-{group}-{plane}-{self._started}" if group else f"{kind}-{plane}-{self._started}"
         part = Part(
             name,
             group,
@@ -190,6 +198,7 @@ class Round:
             self._scale.forgets,
             self._scale.wild,
             streams=streams,
+            work_s=self._scale.work_s,
         )
         process = self._context.Process(target=play, args=(part,), name=name, daemon=False)
         process.start()
@@ -305,14 +314,15 @@ class File:
     """A history in a file, which can be read more than once.
 
     Attributes:
-        plane: of its client; streams: that does not wait for each answer. published, handed_over: how many messages.
-        Counted while it is read.
+        plane: of its client; streams, consumes: that does not wait for each answer. published, handed_over: how many
+            messages. Counted while it is read.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.plane = ""
         self.streams = False
+        self.consumes = False
         self.published = 0
         self.handed_over = 0
 
@@ -330,6 +340,7 @@ class File:
                     count = event.request.count
             elif isinstance(event, Begin):
                 self.streams = event.client.startswith("stream-")
+                self.consumes = event.client.startswith("consumer-")
                 self.plane = next((plane for plane in BOTH if f"-{plane}-" in event.client), "")
             yield event
 
@@ -359,6 +370,7 @@ def one_round(
         totals.published[file.plane] += file.published
         totals.streamed += file.published if file.streams else 0
         totals.handed_over[file.plane] += file.handed_over
+        totals.consumed[file.plane] += file.handed_over if file.consumes else 0
     totals.struck_s += seconds
     totals.faults.update(played.faults)
     totals.failures += [f"seed {seed}: {text}" for text in (*played.failures, *verdict.report())]
@@ -393,6 +405,7 @@ def run(seconds: float, seed: int, *, quick: bool) -> Outcome:
         **{f"published on the {plane} plane": totals.published[plane] for plane in BOTH},
         "published without waiting": totals.streamed,
         **{f"handed over on the {plane} plane": totals.handed_over[plane] for plane in BOTH},
+        **{f"of these to consumers, on the {plane} plane": totals.consumed[plane] for plane in BOTH},
         "faults": totals.faults.total(),
         "faults per second": round(totals.faults.total() / max(0.1, totals.struck_s), 1),
         **{f"faults: {kind}": count for kind, count in sorted(totals.faults.items())},
