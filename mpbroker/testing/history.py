@@ -24,8 +24,7 @@ from mpbroker.errors import CallFailed, MpbrokerError
 NOBODY: Final = 2**32 - 1
 """The publisher that a damaged payload claims."""
 
-_HEADER: Final = struct.Struct("<I")
-"""In front of every event in a file: its length in bytes."""
+_HEADER: Final = struct.Struct("<I")  # in front of every event in a file: its length in bytes
 
 
 # -- what is asked -----------------------------------------------------------------------------------------------------
@@ -82,10 +81,8 @@ class Target(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Settle(msgspec.Struct, tag=5, array_like=True, frozen=True, gc=False):
-    """ack, nack, release, reject, extend or retry (verb), of exact deliveries, or of ids held by ``member``.
-
-    seconds: the delay of a nack or the seconds of an extend, where one was given.
-    """
+    """ack, nack, release, reject, extend or retry (verb), of exact deliveries, or of ids held by ``member``; or note:
+    an ack that a consumer sends later. seconds: the delay of a nack or the seconds of an extend, where given."""
 
     subscription: str
     verb: str
@@ -130,7 +127,18 @@ class Expire(msgspec.Struct, tag=10, array_like=True, frozen=True, gc=False):
     now: float | None
 
 
-Request = Publish | Subscribe | Unsubscribe | Poll | Settle | Redrive | Purge | Look | Leave | Expire
+class Consume(msgspec.Struct, tag=11, array_like=True, frozen=True, gc=False):
+    """A consumer of this client begins, is asked for deliveries, or is closed (step: begin, take or close); one at a
+    time. timeout: seconds after which a take may end with nothing; None: when it likes, as more is held already."""
+
+    step: str
+    subscription: str
+    member: str
+    prefetch: int
+    timeout: float | None
+
+
+Request = Publish | Subscribe | Unsubscribe | Poll | Settle | Redrive | Purge | Look | Leave | Expire | Consume
 
 
 # -- what is answered --------------------------------------------------------------------------------------------------
@@ -163,7 +171,7 @@ class Stretch(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Delivered(msgspec.Struct, tag=21, array_like=True, frozen=True, gc=False):
-    """The deliveries of a poll or a retry, in their order.
+    """The deliveries of a poll, a take or a retry, in their order.
 
     uid: of the first. wrong: what is wrong with single ones (payload, id or uid), by sequence.
     """

@@ -1,21 +1,23 @@
-"""A recorded client that sends without waiting for each answer: a publisher, with a history of every batch.
+"""Recorded clients that do not wait for each answer: a publisher, with a history of every batch; and a consumer.
 
-Owns which calls are out, each in a history of its own. For one thread. Imported by who plays clients.
+Owns which calls of a publisher are out, each in a history of its own. Of a consumer nobody sees the polls: what is
+recorded is what came out of it, what it took note of, and its end. For one thread. Imported by who plays clients.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from mpbroker.messages import MessagePriority
+from mpbroker.checks import sequence_of
+from mpbroker.messages import Delivery, MessagePriority
 from mpbroker.pipeline import Receipt
-from mpbroker.testing.history import Publish, Recorder
-from mpbroker.testing.recorded import RecordedBroker
-from mpbroker.testing.results import published
+from mpbroker.testing.history import Answers, Consume, Done, Publish, Recorder, Settle, Target
+from mpbroker.testing.recorded import RecordedBroker, RecordedSubscription
+from mpbroker.testing.results import delivered, published
 
 _NEVER_S: Final = 1e6
 """After every run."""
@@ -118,3 +120,104 @@ class _Out:
     headers: dict[str, str]
     priority: int
     receipts: list[Receipt]
+
+
+class RecordedConsumer:
+    """A consumer, recorded, in the history of its group's client; one at a time there.
+
+    What was yielded is in a history once `take` returns. An ack that was noted has no answer of its own: the broker has
+    had it when `close` returns.
+    """
+
+    def __init__(self, group: RecordedSubscription, member: str, prefetch: int, idle_timeout: float) -> None:
+        self._group = group
+        self._member = member
+        self._prefetch = prefetch
+        self._idle_timeout = idle_timeout
+        self._is_closed = False
+        self._recorder = group.recorder
+        call = self._invoke("begin")
+        try:
+            self.consumer = group.subscription.consume(member, prefetch=prefetch, idle_timeout=idle_timeout)
+        except BaseException as error:
+            self._recorder.raised(call, error)
+            raise
+        self._recorder.ok(call, Done())
+
+    def take(self, max_messages: int, seconds: float) -> list[Delivery]:
+        """The next deliveries: so many, or those of the first seconds, or fewer when no more come for a while or none
+        may be held.
+
+        Raises what the consumer raises; after some deliveries, in the next call.
+        """
+        recorder, consumer = self._recorder, self.consumer
+        call = self._invoke("take", None if self._is_full() else self._idle_timeout)
+        until = recorder.clock() + int(seconds * 1e9)
+        deliveries: list[Delivery] = []
+        try:
+            while not deliveries or (
+                len(deliveries) < max_messages and recorder.clock() < until and not self._is_full()
+            ):
+                delivery = next(consumer, None)
+                if delivery is None:
+                    break
+                deliveries.append(delivery)
+        except BaseException as error:
+            if deliveries:
+                self._taken(call, deliveries)
+                call = self._invoke("take", None)
+            recorder.raised(call, error)
+            raise
+        self._taken(call, deliveries)
+        return deliveries
+
+    def ack(self, deliveries: Iterable[Delivery]) -> list[bool]:
+        """Ack what was taken; once it is closed, by calls of their own."""
+        deliveries = list(deliveries)
+        if self._is_closed:
+            return [self._group.ack_delivery(each) for each in deliveries]
+        request = Settle(self._group.subscription_id, "note", self._member, _targets(deliveries), None, "", None)
+        call = self._recorder.invoke(request)
+        answers = [each.ack() for each in deliveries]
+        self._recorder.ok(call, Answers(bytes(answers), None))
+        return answers
+
+    def close(self) -> None:
+        """Close it. Raises what that raises; what became of acks is not known then."""
+        call = self._invoke("close")
+        self._is_closed = True
+        try:
+            self.consumer.close()
+        except BaseException as error:
+            self._recorder.raised(call, error)
+            raise
+        self._recorder.ok(call, Done())
+
+    def _is_full(self) -> bool:
+        """As much is held as may be, so that it does not ask for more."""
+        return len(self.consumer._settler.held) >= self._prefetch
+
+    def _taken(self, call: int, deliveries: Sequence[Delivery]) -> None:
+        recorder, group = self._recorder, self._group
+        at = recorder.clock()
+        recorder.ok(call, delivered(deliveries, group.subscription.topic, group.payloads), at)
+
+    def _invoke(self, step: str, timeout: float | None = None) -> int:
+        return self._recorder.invoke(Consume(step, self._group.subscription_id, self._member, self._prefetch, timeout))
+
+
+def _targets(deliveries: Iterable[Delivery]) -> list[Target]:
+    """Deliveries as stretches of consecutive ones."""
+    targets: list[Target] = []
+    first = token = count = 0
+    for delivery in deliveries:
+        sequence = sequence_of(delivery.message_id)
+        if count and (sequence, delivery.token) == (first + count, token + count):
+            count += 1
+            continue
+        if count:
+            targets.append(Target(first, token, count))
+        first, token, count = sequence, delivery.token, 1
+    if count:
+        targets.append(Target(first, token, count))
+    return targets

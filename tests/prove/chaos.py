@@ -65,6 +65,7 @@ class Scale:
         limit_s: of a drain, and of every wait for a process.
         backlog: messages that may wait where there are most; publishers pause beyond that, or a drain would not end.
         pause_s, work_s, forgets, wild: see Part.
+        streams, consumes: the share of publishers and of workers that do not wait for each answer.
         faults, messages: a round goes on until there were so many, whatever a slow machine takes for that.
     """
 
@@ -80,6 +81,7 @@ class Scale:
     forgets: bool = True
     wild: float = 0.5
     streams: float = 0.5
+    consumes: float = 0.5
     faults: int = 0
     messages: int = 0
 
@@ -118,6 +120,7 @@ class Totals:
     struck_s: float = 0.0
     check_s: float = 0.0
     streamed: int = 0
+    consumed: Counter[str] = field(default_factory=Counter)
     published: Counter[str] = field(default_factory=Counter)
     handed_over: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
@@ -184,8 +187,9 @@ class Round:
         self._started += 1
         # Side by side in each group, and with the next seed the other way round.
         plane = BOTH[(self._started + self._seed) % len(BOTH)]
-        streams = not group and self._draw.random() < self._scale.streams
-        name = f"{group or ('stream' if streams else 'publisher')}-{plane}-{self._started}"
+        streams = self._draw.random() < (self._scale.consumes if group else self._scale.streams)
+        kind = ("consumer" if streams else "worker") if group else ("stream" if streams else "publisher")
+        name = f"{kind}-{group}-{plane}-{self._started}" if group else f"{kind}-{plane}-{self._started}"
         part = Part(
             name,
             group,
@@ -332,14 +336,15 @@ class File:
     """A history in a file, which can be read more than once.
 
     Attributes:
-        plane: of its client; streams: that does not wait for each answer. published, handed_over: how many messages.
-        Counted while it is read.
+        plane: of its client; streams, consumes: that does not wait for each answer. published, handed_over: how many
+            messages. Counted while it is read.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.plane = ""
         self.streams = False
+        self.consumes = False
         self.published = 0
         self.handed_over = 0
 
@@ -357,6 +362,7 @@ class File:
                     count = event.request.count
             elif isinstance(event, Begin):
                 self.streams = event.client.startswith("stream-")
+                self.consumes = event.client.startswith("consumer-")
                 self.plane = next((plane for plane in BOTH if f"-{plane}-" in event.client), "")
             yield event
 
@@ -386,6 +392,7 @@ def one_round(
         totals.published[file.plane] += file.published
         totals.streamed += file.published if file.streams else 0
         totals.handed_over[file.plane] += file.handed_over
+        totals.consumed[file.plane] += file.handed_over if file.consumes else 0
     totals.struck_s += seconds
     totals.faults.update(played.faults)
     totals.failures += [f"seed {seed}: {text}" for text in (*played.failures, *verdict.report())]
@@ -420,6 +427,7 @@ def run(seconds: float, seed: int, *, quick: bool) -> Outcome:
         **{f"published on the {plane} plane": totals.published[plane] for plane in BOTH},
         "published without waiting": totals.streamed,
         **{f"handed over on the {plane} plane": totals.handed_over[plane] for plane in BOTH},
+        **{f"of these to consumers, on the {plane} plane": totals.consumed[plane] for plane in BOTH},
         "faults": totals.faults.total(),
         "faults per second": round(totals.faults.total() / max(0.1, totals.struck_s), 1),
         **{f"faults: {kind}": count for kind, count in sorted(totals.faults.items())},

@@ -13,3 +13,4 @@ def test_real_processes_that_are_struck_break_no_law() -> None:
     assert int(outcome.figures["faults"]) >= 5
     for plane in ("ring", "manager"):
         assert int(outcome.figures[f"handed over on the {plane} plane"]) > 100
+        assert int(outcome.figures[f"of these to consumers, on the {plane} plane"]) > 20

@@ -10,6 +10,7 @@ from mpbroker.testing.checker import Verdict, check
 from mpbroker.testing.history import (
     Answers,
     Begin,
+    Consume,
     Count,
     Delivered,
     Done,
@@ -117,23 +118,33 @@ class Tale:
         outcome: str = "ok",
         headers: dict[str, str] | None = None,
     ) -> None:
-        stretches = [
-            Stretch(
-                each.sequence,
-                each.token,
-                1,
-                each.publisher,
-                each.sequence - 1 if each.number is None else each.number,
-                each.attempt,
-                each.redelivered,
-                each.priority,
-                at / 1000 + each.lease_s,
-                0,
-            )
-            for each in got
-        ]
-        result = Delivered(stretches, [headers or {}], f"i-{got[0].sequence}" if got else "", [])
+        result = _delivered(got, at, headers)
         self.call(client, at, Poll("t/s", client, 10, timeout, None), result, until, outcome)
+
+    def consume(self, client: str, at: float, prefetch: int = 10) -> None:
+        self.call(client, at, Consume("begin", "t/s", client, prefetch, None), Done())
+
+    def take(
+        self,
+        client: str,
+        at: float,
+        *got: Got,
+        granted: float | None = None,
+        until: float | None = None,
+        timeout: float | None = 0.0,
+        outcome: str = "ok",
+    ) -> None:
+        """granted: when these were fetched, which may be before."""
+        result = _delivered(got, at if granted is None else granted, None)
+        self.call(client, at, Consume("take", "t/s", client, 10, timeout), result, until, outcome)
+
+    def note(
+        self, client: str, at: float, sequence: int, token: int, *, answer: bool = True, outcome: str = "ok"
+    ) -> None:
+        self.settle(client, at, "note", sequence, token, answer=answer, outcome=outcome)
+
+    def close(self, client: str, at: float, *, until: float | None = None, outcome: str = "ok") -> None:
+        self.call(client, at, Consume("close", "t/s", client, 10, None), Done(), until, outcome)
 
     def settle(
         self,
@@ -218,6 +229,25 @@ class Tale:
         if events is None:
             events = self.clients[client] = [Begin(0, client, 1)]
         return events
+
+
+def _delivered(got: Sequence[Got], at: float, headers: dict[str, str] | None) -> Delivered:
+    stretches = [
+        Stretch(
+            each.sequence,
+            each.token,
+            1,
+            each.publisher,
+            each.sequence - 1 if each.number is None else each.number,
+            each.attempt,
+            each.redelivered,
+            each.priority,
+            at / 1000 + each.lease_s,
+            0,
+        )
+        for each in got
+    ]
+    return Delivered(stretches, [headers or {}], f"i-{got[0].sequence}" if got else "", [])
 
 
 def letter(sequence: int, reason: str = "retries_exhausted", attempts: int = 3, error: str = "") -> Letter:

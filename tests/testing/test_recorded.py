@@ -13,7 +13,10 @@ from mpbroker.testing.checker import check
 from mpbroker.testing.history import (
     NOBODY,
     Answers,
+    Consume,
     Count,
+    Delivered,
+    Done,
     Expire,
     Fail,
     Info,
@@ -31,7 +34,7 @@ from mpbroker.testing.history import (
 from mpbroker.testing.payloads import Payloads
 from mpbroker.testing.recorded import RecordedBroker
 from mpbroker.testing.results import letter_of, published
-from mpbroker.testing.streaming import RecordedPublisher
+from mpbroker.testing.streaming import RecordedConsumer, RecordedPublisher
 
 
 @pytest.fixture
@@ -203,3 +206,66 @@ def test_who_is_struck_is_struck_in_each_of_its_histories(broker: RecordedBroker
     broker.recorder.end("stream", died=True)
 
     assert check([broker.recorder.events, first.events, second.events], drained=False).report() == []
+
+
+def test_what_a_consumer_yields_notes_and_gives_back_is_recorded(broker: RecordedBroker, recorder: Recorder) -> None:
+    group = broker.subscribe("t", "s")
+    broker.publish_many("t", 5)
+    began = len(recorder.events)
+    consumer = RecordedConsumer(group, "w", 9, 0.0)
+    one, two, three = consumer.take(3, 60.0)
+    assert consumer.ack([one, two, two]) == [True, True, False]
+    consumer.close()
+    assert consumer.ack([three]) == [False]  # given back by the close, and asked of the broker
+    rest = group.poll("w", max_messages=9)
+    group.ack_many([each.message_id for each in rest], "w")
+    group.stats()
+    broker.dead_letters("t/s")
+
+    calls = [event.request for event in recorder.events[began:] if isinstance(event, Invoke)]
+    assert [each.step if isinstance(each, Consume) else type(each).__name__ for each in calls] == [
+        *("begin", "take", "Settle", "close", "Settle"),
+        *("Poll", "Settle", "Look", "Look"),
+    ]
+    noted, late = [each for each in calls if isinstance(each, Settle)][:2]
+    assert (noted.verb, [(each.sequence, each.count) for each in noted.targets]) == ("note", [(1, 2), (2, 1)])
+    assert (late.verb, late.targets[0].token) == ("ack", three.token)
+    verdict = check([recorder.events])
+    assert verdict.report() == []
+    assert (verdict.deliveries, verdict.acked) == (6, 5)
+
+
+def test_a_take_ends_with_what_may_be_held_and_says_whether_it_could_wait(
+    broker: RecordedBroker, recorder: Recorder
+) -> None:
+    group = broker.subscribe("t", "s")
+    broker.publish_many("t", 3)
+    consumer = RecordedConsumer(group, "w", 2, 0.0)
+    held = consumer.take(9, 60.0)
+    assert len(held) == 2
+    assert consumer.take(9, 60.0) == []
+    consumer.ack(held)
+    assert len(consumer.take(9, 60.0)) == 1
+    consumer.close()
+
+    takes = [each for each in asked(recorder) if isinstance(each, Consume) and each.step == "take"]
+    assert [each.timeout for each in takes] == [0.0, None, 0.0]
+
+
+def test_what_a_consumer_raises_is_recorded_behind_what_it_yielded(broker: RecordedBroker, recorder: Recorder) -> None:
+    group = broker.subscribe("t", "s")
+    broker.publish_many("t", 2)
+    consumer = RecordedConsumer(group, "w", 9, 1.0)
+    assert len(consumer.take(1, 60.0)) == 1
+    broker.unsubscribe("t", "s")
+    with pytest.raises(UnknownSubscription):
+        consumer.take(9, 60.0)
+    consumer.close()
+
+    last = recorder.events[-5:]
+    assert [type(each) for each in last] == [Ok, Invoke, Fail, Invoke, Ok]
+    assert isinstance(last[0], Ok)
+    assert isinstance(last[0].result, Delivered)
+    assert isinstance(last[-1], Ok)
+    assert isinstance(last[-1].result, Done)
+    assert check([recorder.events], drained=False).report() == []

@@ -3,6 +3,8 @@
     laws        the laws, violations, the verdict
     clients     who asked, and what was done to whom
     publishing  every publish and its ids
+    polls       who polled when, as far as that is known
+    consumers   the polls that nobody saw, by what came out of them
     copies      the copies of one subscription: flat arrays, and the lives of the eventful ones
     lives       whether a life can have happened
     order       first deliveries, empty polls, priorities

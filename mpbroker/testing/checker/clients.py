@@ -40,6 +40,7 @@ class Client:
     Attributes:
         last: time of its last event.
         excused: since when its calls may fail.
+        stopped: when it was last stopped, or told to go on.
         ended: when its process was seen to have ended.
     """
 
@@ -50,6 +51,14 @@ class Client:
     losses: list[Loss] = field(default_factory=list)
     excused: int | None = None
     ended: int | None = None
+    stopped: int | None = None
+
+    def is_late(self, error: str, at: int) -> bool:
+        """Whether it was stopped while it opened a connection, and refused for that: what it held is lost with it."""
+        if self.stopped is None or self.stopped + LATE_NS < at or "no handshake within" not in error:
+            return False
+        self.losses.append(Loss(self.stopped, at + LATE_NS, counted=None, what="refusal"))
+        return True
 
     def losses_since(self, at: int) -> list[Loss]:
         """Those that what was asked for at a time may have fallen to."""
@@ -80,17 +89,23 @@ class Clients:
             client = self.numbered[number] = Client(number, f"history {number}")
         return client
 
-    def fault(self, fault: Fault) -> None:
+    def fault(self, fault: Fault) -> list[tuple[Client, Loss]]:
+        """Something is about to be done; who may lose what by it."""
+        if fault.kind in {"stop", "continue"}:
+            for client in self._meant(fault.client):
+                client.stopped = fault.at
         if fault.kind in HARMLESS:
-            return
+            return []
         if fault.kind == "kill":
             loss = Loss(fault.at, NEVER, counted=True, what="kill")
         else:
             loss = Loss(fault.at, fault.at + LATE_NS, counted=None, what=fault.kind)
         if fault.client:
             self._struck.setdefault(fault.client, []).append(loss)
-        for client in self._meant(fault.client):
+        struck = self._meant(fault.client)
+        for client in struck:
             _strike(client, loss)
+        return [(client, loss) for client in struck]
 
     def end(self, end: End) -> None:
         for client in self._meant(end.client):

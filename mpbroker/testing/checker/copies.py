@@ -8,7 +8,7 @@ end by `lives`.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import inf, isinf
@@ -16,8 +16,9 @@ from typing import Final, NamedTuple
 
 from mpbroker.testing.checker.clients import NEVER
 from mpbroker.testing.checker.laws import Findings, Law
+from mpbroker.testing.checker.polls import Ghost, Haunts, Polls
 from mpbroker.testing.checker.publishing import MAX_SEQUENCE
-from mpbroker.testing.history import Answers, Delivered, Letter, Settle, Stretch, Subscribe
+from mpbroker.testing.history import Answers, Letter, Settle, Stretch, Subscribe, Target
 
 NOTHING: Final = 0
 ONCE: Final = 1
@@ -43,7 +44,10 @@ class Handed(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A settling, in a life. answer: None while unknown. ok: NEVER while unanswered. deadline: what an extend gave."""
+    """A settling, in a life. answer: None while unknown. ok: NEVER while unanswered. deadline: what an extend gave.
+
+    noted: an ack that a consumer took note of. sent: the broker had it by ``ok``, whatever it said.
+    """
 
     verb: str
     token: int
@@ -55,6 +59,8 @@ class Settled(NamedTuple):
     seconds: float | None = None
     error: str = ""
     deadline: float | None = None
+    noted: bool = False
+    sent: bool = False
 
 
 class Move(NamedTuple):
@@ -68,48 +74,6 @@ class Move(NamedTuple):
 
     def covers(self, sequence: int) -> bool:
         return self.sequences is None or sequence in self.sequences
-
-
-@dataclass(slots=True)
-class Ghost:
-    """A poll whose answer nobody recorded: until then it may have been handed something."""
-
-    invoked: int
-    until: int
-
-
-class Polls:
-    """The polls of a run that handed something over: when, to whom, and how many (0: a retry, which takes nothing from
-    the queue). Number 0 is nobody's.
-
-    Attributes:
-        lost_least, lost_most: seconds by which the broker's clock is behind the host's, since a broker leaves out the
-            time in which it was stopped; at least, and at most, by the latest delivery.
-    """
-
-    def __init__(self, *, stops: bool) -> None:
-        self.stops: Final = stops
-        self.lost_least = 0.0
-        self.lost_most = 0.0
-        self.invoked = array("q", [0])
-        self.ok = array("q", [0])
-        self.client = array("I", [0])
-        self.member = array("I", [0])
-        self.size = array("I", [0])
-        self.members: list[str] = [""]
-        self._member_index: dict[str, int] = {}
-
-    def add(self, invoked: int, ok: int, client: int, member: str, size: int) -> int:
-        index = self._member_index.get(member)
-        if index is None:
-            index = self._member_index[member] = len(self.members)
-            self.members.append(member)
-        self.invoked.append(invoked)
-        self.ok.append(ok)
-        self.client.append(client)
-        self.member.append(index)
-        self.size.append(size)
-        return len(self.ok) - 1
 
 
 @dataclass(slots=True)
@@ -153,7 +117,7 @@ class Copies:
         self.last_token = array("q", [0])
         self.lives: dict[int, list[Handed | Settled]] = {}
         self.ghosts: list[Ghost] = []
-        self._haunts: tuple[list[int], list[int]] = ([], [])
+        self._haunts: tuple[int, Haunts] = (0, Haunts([]))
         self.moves: list[Move] = []
         self.snapshots: list[Snapshot] = []
         self.letters: Snapshot | None = None
@@ -165,7 +129,9 @@ class Copies:
         self.unknown_acks = 0
         self.active = invoked
         self.tokens_floor = 0
+        self._floors: tuple[array[int], array[int]] = (array("q"), array("q"))
         self._recent: dict[int, int] = {}
+        self._many = _RECENT
         self._findings = findings
         self._polls = polls
 
@@ -174,28 +140,47 @@ class Copies:
 
     # -- hand over -----------------------------------------------------------------------------------------------------
 
-    def delivered(self, poll: int, result: Delivered, floor: int, now: float | None) -> None:
-        """A poll was answered. floor: tokens_floor when it was asked."""
+    def delivered(
+        self,
+        poll: int,
+        stretches: Iterable[Stretch],
+        floor: int,
+        now: float | None = None,
+        before: tuple[int, int] = (-4, 0),
+    ) -> tuple[int, int]:
+        """A poll was answered. floor: tokens_floor when it was asked. before, and what is returned: the place of the
+        last one, where the answer of a poll comes in parts."""
         earliest, latest = self._deadlines(poll, now)
-        before = (-4, 0)
         highest = 0
-        for stretch in result.stretches:
+        for stretch in stretches:
             sequence, count, token = stretch.sequence, stretch.count, stretch.token
             place = (-stretch.priority, sequence)
             if place <= before:
                 self.found(Law.ORDER, f"m{sequence} came in one poll behind m{before[1]}", sequence)
             before = (-stretch.priority, sequence + count - 1)
-            if not self._is_possible(stretch.deadline, earliest, latest, exact=now is not None):
-                self.found(
-                    Law.TIMES,
-                    f"m{sequence} was handed over with a lease to {stretch.deadline:.6f}, and its poll allows "
-                    f"{earliest:.6f} to {latest:.6f}",
-                    sequence,
-                )
+            # Those of a consumer were looked at by who derived the time of its poll from them.
+            if not self._polls.consumer[poll] and not self._is_possible(
+                stretch.deadline, earliest, latest, exact=now is not None
+            ):
+                self.found_time(sequence, stretch.deadline, earliest, latest)
             highest = max(highest, token + count - 1)
             self._new_token(token, floor, sequence)
             self._handed(poll, stretch)
-        self.tokens_floor = max(self.tokens_floor, highest)
+        if highest > self.tokens_floor:
+            self.tokens_floor = highest
+            self._floors[0].append(self.active)  # the time of this answer
+            self._floors[1].append(highest)
+        return before
+
+    def floor_at(self, at: int) -> int:
+        """tokens_floor at a time."""
+        place = bisect_left(self._floors[0], at)
+        return self._floors[1][place - 1] if place else 0
+
+    def found_time(self, sequence: int, deadline: float, earliest: float, latest: float) -> None:
+        """A lease cannot end then."""
+        text = f"m{sequence} was handed over with a lease to {deadline:.6f}, and its poll allows {earliest:.6f} to "
+        self.found(Law.TIMES, f"{text}{latest:.6f}", sequence)
 
     def _deadlines(self, poll: int, now: float | None) -> tuple[float, float]:
         lease = self.settings.ack_timeout
@@ -225,8 +210,9 @@ class Copies:
         if other is not None:
             self.found(Law.TOKENS, f"m{other} and m{sequence} were both handed over with token {token}", sequence)
         recent[token] = sequence
-        if len(recent) > _RECENT:
+        if len(recent) > self._many:
             self._recent = {each: of for each, of in recent.items() if each > floor}
+            self._many = max(_RECENT, 2 * len(self._recent))
 
     def _handed(self, poll: int, stretch: Stretch) -> None:
         first, count = stretch.sequence, stretch.count
@@ -284,6 +270,13 @@ class Copies:
         self.state[sequence] = EVENTFUL
         return life
 
+    def consumer_of(self, sequence: int, token: int) -> int:
+        """The number of the consumer that yielded a delivery; 0: none did."""
+        for each in self.life(sequence):
+            if isinstance(each, Handed) and each.token == token:
+                return self._polls.consumer[self.poll_of[each.grant]]
+        return 0
+
     # -- settle --------------------------------------------------------------------------------------------------------
 
     def settled(self, client: int, invoked: int, ok: int, request: Settle, result: Answers | None) -> None:
@@ -340,6 +333,32 @@ class Copies:
                 )
             )
 
+    def noted(self, client: int, invoked: int, ok: int, member: str, target: Target, *, sent: bool, kept: bool) -> None:
+        """An ack that a consumer took note of when it was ``invoked``, and what is known of it at ``ok``.
+
+        sent: the broker has had it. kept: and nothing but the end of its lease can have come before it.
+        """
+        first, count, token = target.sequence, target.count, target.token
+        if not 0 < first < MAX_SEQUENCE:
+            return
+        if kept and self._is_leased(first, count, ok) and self._all_acked(first, count, token, member, b"\x01" * count):
+            return
+        self.unknown_acks += count
+        for place in range(count):
+            self.life(first + place).append(
+                Settled("ack", token + place, member, client, invoked, ok, None, noted=True, sent=sent)
+            )
+
+    def not_noted(self, client: int, invoked: int, ok: int, member: str, sequence: int, token: int) -> None:
+        """A consumer refused an ack, without asking the broker."""
+        if 0 < sequence < MAX_SEQUENCE:
+            self.life(sequence).append(Settled("ack", token, member, client, invoked, ok, answer=False))
+
+    def _is_leased(self, first: int, count: int, at: int) -> bool:
+        """Whether copies that were delivered once are leased until then."""
+        grants = set(self.grant_of[first : first + count])
+        return all(self.lease_end_ns(self.deadline[grant]) > at for grant in grants)
+
     def _all_acked(self, first: int, count: int, token: int, member: str, said: bytes) -> bool:
         """Whether that was the plain end of copies that were delivered once; then they are acked now."""
         state = self.state
@@ -367,20 +386,28 @@ class Copies:
 
     # -- the rest ------------------------------------------------------------------------------------------------------
 
-    def found_empty(self, invoked: int, ok: int, timeout: float | None) -> None:
-        """A poll was answered with nothing."""
+    def found_empty(self, invoked: int, ok: int, timeout: float | None, since: int | None = None) -> None:
+        """A poll was answered with nothing. since: from when on, where it may have been asked before."""
         if timeout is None:
             self.found(Law.WAITING, "a poll that was to wait for ever ended with nothing")
         else:
-            self.empty.append((invoked + int((timeout - TOLERANCE_S if timeout else 0.0) * 1e9), ok, invoked))
+            over = invoked + int((timeout - TOLERANCE_S if timeout else 0.0) * 1e9)
+            self.empty.append((over if since is None else since, ok, invoked))
 
     def haunted(self, since: int, until: int) -> int:
         """How many polls may have been handed something between these times without a record of it."""
+        return self._haunted(since, until)[0]
+
+    def attempts_unseen(self, since: int, until: int) -> int:
+        """How many attempts of one message they may have been."""
+        return self._haunted(since, until)[1]
+
+    def _haunted(self, since: int, until: int) -> tuple[int, int]:
         if not self.ghosts:
-            return 0
-        if len(self._haunts[0]) != len(self.ghosts):
-            self._haunts = (sorted(each.invoked for each in self.ghosts), sorted(each.until for each in self.ghosts))
-        return bisect_right(self._haunts[0], until) - bisect_left(self._haunts[1], since)
+            return 0, 0
+        if self._haunts[0] != len(self.ghosts):
+            self._haunts = (len(self.ghosts), Haunts(self.ghosts))
+        return self._haunts[1].between(since, until)
 
     def moved(self, sequence: int, since: int, until: int, verb: str) -> bool:
         """Whether a redrive or purge between these times may have been of that message."""

@@ -16,6 +16,7 @@ from mpbroker.testing.history import Letter
 
 _FIGURES: Final = SubscriptionStats.__slots__
 _GROWING: Final = ("accepted", "acked", "dropped", "deliveries", "redelivered", "late_acks", "dead_lettered")
+_UNDONE: Final = frozenset({"deliveries", "redelivered"})
 _SHOWN: Final = 12
 
 WHOLE_HISTORY: Final = 20
@@ -165,6 +166,9 @@ class Ending:
         handed = [each for each in copies.lives.get(sequence, []) if isinstance(each, Handed)]
         last = max(handed, key=lambda each: each.token) if handed else None
         haunted = bool(copies.haunted(published, NEVER))
+        if way is not None and fate in {Fate.REJECTED, Fate.EXHAUSTED}:
+            # Nobody was handed it after that, unless it was redriven.
+            haunted = haunted and copies.moved(sequence, way.earliest, NEVER, "redrive")
         reason = DeadLetterReason(letter.reason)
         problem = ""
         if reason is DeadLetterReason.RETRIES_EXHAUSTED and letter.attempts != limit:
@@ -237,13 +241,17 @@ class Ending:
             sure["dropped"] = (self._purged(), self._purged())
         if self._letters is not None:
             sure["dead"] = (self.dead, self.dead)
-        most = NEVER if copies.ghosts else 0
+        most = self._unseen(0, NEVER)
         sure["deliveries"] = (copies.deliveries, copies.deliveries + most)
         sure["redelivered"] = (copies.redelivered, copies.redelivered + most)
         for name, (least, highest) in sure.items():
             if not least <= figures[name] <= highest:
                 wanted = f"{least}" if least == highest else f"{least} to {highest}"
                 self._found(Law.FIGURES, f"{name} is {figures[name]}, and should be {wanted}")
+
+    def _unseen(self, since: int, until: int) -> int:
+        """How many hand-overs nobody saw between these times, at most."""
+        return sum(each.copies for each in self._copies.ghosts if each.invoked <= until and each.until >= since)
 
     def _judge_snapshots(self) -> None:
         before: list[Snapshot] = []
@@ -260,8 +268,10 @@ class Ending:
             earlier = next((each for each in reversed(before) if each.ok < snapshot.invoked), None)
             if earlier is not None:
                 then = dict(zip(_FIGURES, earlier.values, strict=True))
+                # A poll that is undone was never answered, and is counted no more.
+                undone = self._unseen(earlier.invoked, snapshot.ok)
                 for name in _GROWING:
-                    if figures[name] < then[name]:
+                    if figures[name] < then[name] - undone * (name in _UNDONE):
                         self._found(Law.FIGURES, f"{name} went from {then[name]} back to {figures[name]}")
             before.append(snapshot)
 

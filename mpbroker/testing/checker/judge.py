@@ -12,16 +12,19 @@ from dataclasses import replace
 from typing import Final
 
 from mpbroker.testing.checker.clients import GRACE_NS, NEVER, Client, Clients, Loss
-from mpbroker.testing.checker.copies import Copies, Ghost, Move, Polls, Settled, Snapshot
+from mpbroker.testing.checker.consumers import Consumers
+from mpbroker.testing.checker.copies import Copies, Move, Settled, Snapshot
 from mpbroker.testing.checker.ending import Ending
 from mpbroker.testing.checker.laws import Findings, Law, Verdict
 from mpbroker.testing.checker.lives import Lives
 from mpbroker.testing.checker.order import Order, in_id_order
+from mpbroker.testing.checker.polls import Ghost, Polls
 from mpbroker.testing.checker.publishing import Publishing
 from mpbroker.testing.checker.story import Teller
 from mpbroker.testing.history import (
     Answers,
     Begin,
+    Consume,
     Count,
     Delivered,
     End,
@@ -61,6 +64,7 @@ class Judge:
         self.clients: Final = Clients()
         self.publishing: Final = Publishing(self.findings)
         self.polls: Final = Polls(stops=stops)
+        self.consumers: Final = Consumers(self.polls)
         self.subscriptions: Final[dict[str, Copies]] = {}
         self.ended: Final[list[Copies]] = []
         self.faults: Counter[str] = Counter()
@@ -73,6 +77,7 @@ class Judge:
             Publish: self._publish,
             Poll: self._poll_or_settle,
             Settle: self._poll_or_settle,
+            Consume: self._consume,
             Redrive: self._move,
             Purge: self._move,
             Leave: self._leave,
@@ -105,6 +110,7 @@ class Judge:
         for client in list(numbered.values()):
             if client.pending is not None:
                 self._unanswered(client, client.pending)
+        self.consumers.end()
 
     def _else(self, client: Client, event: Event) -> None:
         if isinstance(event, (Fail, Info)):
@@ -116,7 +122,8 @@ class Judge:
             self.clients.begin(client.number, event.client)
         elif isinstance(event, Fault):
             self.faults[event.kind] += 1
-            self.clients.fault(event)
+            for struck, loss in self.clients.fault(event):
+                self.consumers.struck(struck, loss)
         elif isinstance(event, End):
             self.clients.end(event)
 
@@ -131,6 +138,13 @@ class Judge:
         copies = self._of(event.request.subscription)
         copies.active = event.at
         self._floors[client.number] = copies.tokens_floor
+
+    def _consume(self, client: Client, event: Invoke) -> None:
+        request = event.request
+        assert isinstance(request, Consume)
+        copies = self._of(request.subscription)
+        copies.active = event.at
+        self.consumers.asked(client, copies, event, request)
 
     def _move(self, _: Client, event: Invoke) -> None:
         assert isinstance(event.request, (Redrive, Purge))
@@ -164,13 +178,18 @@ class Judge:
         if isinstance(result, Delivered):
             if isinstance(request, Poll):
                 self._polled(client, asked, request, at, result)
+            elif isinstance(request, Consume):
+                self._taken(client, asked.at, request, at, result)
             elif isinstance(request, Settle):
                 self._retried(client, asked, request, at, result)
         elif isinstance(result, Answers):
             assert isinstance(request, Settle)
             copies = self._of(request.subscription)
             copies.active = max(copies.active, at)
-            copies.settled(client.number, asked.at, at, request, result)
+            if request.verb == "note":
+                self.consumers.noted(client, asked.at, at, request, result.answers)
+            else:
+                copies.settled(client.number, asked.at, at, request, result)
         elif isinstance(result, Published):
             self.publishing.answered(self._calls.pop(client.number), at, result)
         elif isinstance(request, (Redrive, Purge)) and isinstance(result, Count):
@@ -178,7 +197,7 @@ class Judge:
         elif isinstance(request, Look):
             self._looked(asked.at, at, request, result)
         else:
-            self._began_or_ended(request, at)
+            self._began_or_ended(client, request, at)
 
     def _looked(self, invoked: int, at: int, request: Look, result: Result) -> None:
         copies = self._of(request.subscription)
@@ -189,13 +208,17 @@ class Judge:
             for letter in result.letters:
                 self.publishing.letter(copies.subscription_id, letter)
 
-    def _began_or_ended(self, request: Request, at: int) -> None:
+    def _began_or_ended(self, client: Client, request: Request, at: int) -> None:
         if isinstance(request, Subscribe):
             copies = self._of(f"{request.topic}/{request.name}")
             copies.made = min(copies.made, at)
         elif isinstance(request, Unsubscribe):
             for copies in self._meant(request):
                 copies.gone = min(copies.gone, at)
+        elif isinstance(request, Consume) and request.step == "close":
+            copies = self._of(request.subscription)
+            copies.active = max(copies.active, at)
+            self.consumers.closed(client, at)
 
     def _polled(self, client: Client, asked: Invoke, request: Poll, at: int, result: Delivered) -> None:
         copies = self._of(request.subscription)
@@ -204,19 +227,27 @@ class Judge:
             copies.found_empty(asked.at, at, request.timeout)
             return
         size = sum(stretch.count for stretch in result.stretches)
-        self._handed(client, copies, self.polls.add(asked.at, at, client.number, request.member, size), result, request)
+        poll = self.polls.add(asked.at, at, client.number, request.member, size)
+        self._seen(copies, request.member, result)
+        copies.delivered(poll, result.stretches, self._floors.get(client.number, 0), request.now)
 
-    def _handed(self, client: Client, copies: Copies, poll: int, result: Delivered, request: Poll | Settle) -> None:
+    def _taken(self, client: Client, asked: int, request: Consume, at: int, result: Delivered) -> None:
+        copies = self._of(request.subscription)
+        copies.active = max(copies.active, at)
+        self._seen(copies, request.member, result)
+        self.consumers.taken(client, asked, at, request.timeout, result)
+
+    def _seen(self, copies: Copies, member: str, result: Delivered) -> None:
+        """What deliveries say of themselves."""
         topic = copies.settings.topic
         publishing, where = self.publishing, copies.subscription_id
         for stretch in result.stretches:
             publishing.claim(where, topic, stretch, result.headers[stretch.headers])
         for sequence, problem in result.wrong:
-            text = f"m{sequence} came to {request.member} otherwise than published: {problem}"
+            text = f"m{sequence} came to {member} otherwise than published: {problem}"
             copies.found(Law.GENUINE, text, sequence)
         if result.uid:
             publishing.uid(result.uid)
-        copies.delivered(poll, result, self._floors.get(client.number, 0), request.now)
 
     def _retried(self, client: Client, asked: Invoke, request: Settle, at: int, result: Delivered) -> None:
         copies = self._of(request.subscription)
@@ -228,10 +259,11 @@ class Judge:
             Settled("retry", target.token, request.member, client.number, asked.at, at, answer, error=request.error)
         )
         if result.stretches:
-            # It takes nothing from the queue.
-            self._handed(
-                client, copies, self.polls.add(asked.at, at, client.number, request.member, 0), result, request
-            )
+            # It takes nothing from the queue. Whose it was gives it back as well.
+            consumer = copies.consumer_of(target.sequence, target.token)
+            poll = self.polls.add(asked.at, at, client.number, request.member, 0, consumer)
+            self._seen(copies, request.member, result)
+            copies.delivered(poll, result.stretches, self._floors.get(client.number, 0), request.now)
 
     def _moved(self, invoked: int, at: int, request: Redrive | Purge, count: int | None) -> None:
         copies = self._of(request.subscription)
@@ -253,6 +285,8 @@ class Judge:
             call = self._calls.pop(client.number)
             if nothing:
                 self.publishing.failed(call)
+        elif isinstance(request, Consume):
+            self.consumers.failed(client, request.step, event.at)
         elif not nothing:
             self._open(client, asked, event.at + GRACE_NS)
 
@@ -269,6 +303,8 @@ class Judge:
         request = asked.request
         if isinstance(request, Poll):
             self._of(request.subscription).ghosts.append(Ghost(asked.at, until))
+        elif isinstance(request, Settle) and request.verb == "note":
+            self.consumers.unanswered(client, asked, until)
         elif isinstance(request, Settle):
             copies = self._of(request.subscription)
             copies.settled(client.number, asked.at, until, request, None)
@@ -280,6 +316,8 @@ class Judge:
     def _may_fail(self, client: Client, event: Fail | Info) -> bool:
         """Whether a client may see an error: it was struck, or the error is what the run asked for."""
         if client.excused is not None and client.excused <= event.at:
+            return True
+        if client.is_late(event.error, event.at):
             return True
         if not isinstance(event, Fail):
             return False
@@ -355,6 +393,6 @@ def _about(request: object) -> tuple[str, int]:
     """The copy that a call is about, if it is one."""
     if isinstance(request, Settle) and request.targets:
         return request.subscription, request.targets[0].sequence
-    if isinstance(request, (Poll, Redrive, Purge, Look, Expire)):
+    if isinstance(request, (Poll, Redrive, Purge, Look, Expire, Consume)):
         return request.subscription, 0
     return "", 0

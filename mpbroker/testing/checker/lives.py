@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 from mpbroker.retry import RetryPolicy
 from mpbroker.testing.checker.clients import NEVER, Clients
-from mpbroker.testing.checker.copies import TOLERANCE_S, Copies, Handed, Polls, Settled
+from mpbroker.testing.checker.copies import TOLERANCE_S, Copies, Handed, Settled
 from mpbroker.testing.checker.laws import Law
+from mpbroker.testing.checker.polls import Polls
 
 _SETTLING: Final = frozenset({"ack", "nack", "release", "reject", "retry"})
 _UNCOUNTED: Final = frozenset({"ack", "release"})
@@ -105,8 +106,9 @@ class Lives:
     def _first(self, sequence: int, first: Handed, published: int) -> None:
         poll = self._copies.poll_of[first.grant]
         until = self._polls.ok[poll]
-        ghosts = self._copies.haunted(published, until)
-        if first.attempt > 1 + ghosts or first.attempt < 1:
+        copies = self._copies
+        ghosts = copies.haunted(published, until)
+        if first.attempt > 1 + copies.attempts_unseen(published, until) or first.attempt < 1:
             text = f"its first delivery was attempt {first.attempt}"
             self._found(Law.ATTEMPTS, sequence, text)
         if first.redelivered and not ghosts:
@@ -128,23 +130,53 @@ class Lives:
         if len(sure) > 1:
             verbs = " and ".join(f"{each.verb} of {each.member}" for each in sure)
             self._found(Law.SETTLED, sequence, f"one delivery was settled more than once: {verbs}")
+        self._noted_once(sequence, settled, sure)
         ways = [self._settled_way(delivery, each) for each in sure[:1]]
         if not ways:
-            ways += [self._settled_way(delivery, each) for each in settled if each.answer is None]
             lease = self._lease_end(delivery, settled)
+            losses = self._clients.numbered[polls.client[poll]].losses_since(polls.invoked[poll])
+            ways = self._given_back(delivery, settled, min([lease, copies.ended, *(loss.at for loss in losses)]))
+        if not ways:
+            ways = [self._settled_way(delivery, each) for each in settled if each.answer is None]
             if lease != NEVER:
                 delay = self._delay_ns(delivery.attempt)
                 by = lease + delay + 4 * _ns(2 * TOLERANCE_S)
                 ways.append(Way("lease end", lease, counted=True, back=lease + delay, by=by))
-            for loss in self._clients.numbered[polls.client[poll]].losses_since(polls.invoked[poll]):
+            for loss in losses:
                 at = max(loss.at, polls.invoked[poll])
                 ways.append(
                     Way(loss.what, at, loss.counted, at + self._delay_ns(delivery.attempt) * bool(loss.counted))
                 )
+            closing = polls.consumers[polls.consumer[poll]].asked
+            if closing != NEVER and not any(each.noted for each in settled):
+                ways.append(Way("close", closing, counted=False, back=closing))
         self._refusals(sequence, settled, ways)
         if following is not None:
             self._successes(sequence, settled, following)
         return ways
+
+    def _noted_once(self, sequence: int, settled: list[Settled], sure: list[Settled]) -> None:
+        """A consumer takes note of an ack of what it holds, and of nothing else."""
+        noted = [each for each in settled if each.noted]
+        # What another process settled it does not know.
+        last = {note.client: note.invoked for note in noted}
+        over = [each for each in sure if each.token and each.ok < last.get(each.client, 0)]
+        if noted and (len(noted) > 1 or over):
+            verb = over[0].verb if over else "ack"
+            text = f"{noted[0].member} was told True of its ack, and had settled it before by its {verb}"
+            self._found(Law.SETTLED, sequence, text)
+
+    def _given_back(self, delivery: Handed, settled: list[Settled], kept: int) -> list[Way]:
+        """How it ended for sure, if a consumer's acks, or its close, were with the broker before anything else can have
+        ended it. kept: it was held until then."""
+        for each in settled:
+            if each.sent and each.ok < kept:
+                self._copies.unknown_acks -= 1
+                return [self._settled_way(delivery, each._replace(answer=True))]
+        closing = self._polls.consumers[self._polls.consumer[self._copies.poll_of[delivery.grant]]]
+        if closing.ok < kept and not any(each.answer is None for each in settled):
+            return [Way("close", closing.asked, counted=False, back=closing.asked, by=closing.ok)]
+        return []
 
     def _settled_way(self, delivery: Handed, settled: Settled) -> Way:
         counted = settled.verb not in _UNCOUNTED
@@ -221,7 +253,8 @@ class Lives:
         if back > until:
             text = f"it came back {(back - until) / 1e9:.6f} s before its delay was over"
             self._found(Law.TIMES, sequence, text)
-        if not any(following.attempt - each in range(ghosts + 1) for each in allowed):
+        unseen = copies.attempts_unseen(since, until)
+        if not any(following.attempt - each in range(unseen + 1) for each in allowed):
             text = (
                 f"attempt {delivery.attempt} ended by {' or '.join(way.verb for way in possible)}, "
                 f"and the next was attempt {following.attempt}"
@@ -229,10 +262,18 @@ class Lives:
             self._found(Law.ATTEMPTS, sequence, text)
         if not following.redelivered:
             self._found(Law.ORDER, sequence, "a second delivery was not marked redelivered")
-        by = ways[0].by + int(1e9 * polls.lost_most)
+        by = ways[0].by + int(1e9 * self._lost_most(following))
         if len(ways) == 1 and not ghosts and not redriven and by < polls.invoked[next_poll]:
             copies.ready.append((by, polls.invoked[next_poll], sequence))
         self._alone(sequence, possible, following)
+
+    def _lost_most(self, delivery: Handed) -> float:
+        """How far the broker's clock was behind the host's, at most, when it handed something over."""
+        copies, polls = self._copies, self._polls
+        poll = copies.poll_of[delivery.grant]
+        if not polls.consumer[poll]:
+            return polls.lost_most
+        return max(0.0, polls.ok[poll] / 1e9 + copies.settings.ack_timeout - copies.deadline[delivery.grant])
 
     def _next_attempts(self, delivery: Handed, ways: list[Way], *, redriven: bool) -> tuple[set[int], int]:
         """Which numbers the next attempt may have, and when it may be at the earliest."""

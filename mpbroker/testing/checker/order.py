@@ -7,8 +7,9 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Final
 
-from mpbroker.testing.checker.copies import EVENTFUL, NOTHING, Copies, Handed, Polls
+from mpbroker.testing.checker.copies import EVENTFUL, NOTHING, Copies, Handed
 from mpbroker.testing.checker.laws import Law
+from mpbroker.testing.checker.polls import Polls
 from mpbroker.testing.checker.publishing import OK, Publishing
 
 _PRIORITIES: Final = 4

@@ -10,6 +10,7 @@ from mpbroker.testing.checker.publishing import Publishing
 from mpbroker.testing.history import (
     Answers,
     Begin,
+    Consume,
     Delivered,
     End,
     Event,
@@ -95,6 +96,8 @@ class Teller:
             self._published(name, span, request, result, said)
         elif isinstance(request, Poll):
             self._polled(name, span, request, result, at)
+        elif isinstance(request, Consume):
+            self._consumed(name, span, request, result, at)
         elif isinstance(request, Settle):
             self._settled(name, span, request, result, said, at)
         elif isinstance(request, (Redrive, Purge)):
@@ -119,7 +122,13 @@ class Teller:
                 return publishing.first[call]
         return 0
 
-    def _polled(self, name: str, span: str, request: Poll | Settle, result: Result | None, at: int) -> None:
+    def _consumed(self, name: str, span: str, request: Consume, result: Result | None, at: int) -> None:
+        if request.step == "close":
+            for key in self._holders.pop(name, ()):
+                self._add(*key, f"{span} {name}: closed its consumer")
+        self._polled(name, span, request, result, at)
+
+    def _polled(self, name: str, span: str, request: Poll | Settle | Consume, result: Result | None, at: int) -> None:
         if not isinstance(result, Delivered):
             return
         subscription, member = request.subscription, request.member

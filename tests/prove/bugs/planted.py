@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
-import tests.prove.bugs.processes  # noqa: F401 - fills the list
+import tests.prove.bugs.consumers
+import tests.prove.bugs.processes  # noqa: F401 - both fill the list
 from tests.prove.bugs.plant import BUGS
 
 VARIABLE: Final = "MPBROKER_PLANTED"
