@@ -187,7 +187,9 @@ class Round:
         self._started += 1
         # Side by side in each group, and with the next seed the other way round.
         plane = BOTH[(self._started + self._seed) % len(BOTH)]
-        streams = self._draw.random() < (self._scale.consumes if group else self._scale.streams)
+        # By its number alone: what is drawn from the seed's sequence depends on what took how long.
+        drawn = random.Random(f"{self._seed}/{self._started}").random()
+        streams = drawn < (self._scale.consumes if group else self._scale.streams)
         kind = ("consumer" if streams else "worker") if group else ("stream" if streams else "publisher")
         name = f"{kind}-{group}-{plane}-{self._started}" if group else f"{kind}-{plane}-{self._started}"
         part = Part(
