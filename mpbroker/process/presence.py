@@ -12,13 +12,14 @@ import logging
 import os
 import platform
 import threading
+import time
 import weakref
 from multiprocessing import util
 from typing import Final
 
-from mpbroker.errors import TransportUnavailable
+from mpbroker.errors import AccessRefused, TransportUnavailable
 from mpbroker.process import frames
-from mpbroker.process.channel import Channel, open_channel
+from mpbroker.process.channel import Channel, Ended, open_channel
 from mpbroker.process.frames import Goodbye, Welcome
 from mpbroker.process.handshake import HANDSHAKE_S, SESSION_BYTES
 from mpbroker.process.naming import Located, Transport
@@ -118,6 +119,16 @@ class Session:
             _log.log(level, "no shared memory with the broker in %s, calls go through its socket: %s", place, reason)
 
     def _opened(self, role: str, replaces: tuple[int, int], timeout_s: float) -> Channel:
+        began = time.monotonic()
+        try:
+            return self._opened_once(role, replaces, timeout_s)
+        except (AccessRefused, Ended):
+            # A process that was stopped in the middle of its handshake was not let in, and that is not its fault.
+            if time.monotonic() - began < HANDSHAKE_S:
+                raise
+        return self._opened_once(role, replaces, timeout_s)
+
+    def _opened_once(self, role: str, replaces: tuple[int, int], timeout_s: float) -> Channel:
         return open_channel(
             self.located,
             role=role,

@@ -6,14 +6,24 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
-from mpbroker import BrokerManager, BrokerProxy, CallbackSubscriber, LimitReached, MessageBroker, PayloadError
-from mpbroker.process import handle, proxy
+from mpbroker import (
+    AccessRefused,
+    BrokerManager,
+    BrokerProxy,
+    CallbackSubscriber,
+    LimitReached,
+    MessageBroker,
+    PayloadError,
+)
+from mpbroker.process import channel, handle, presence, proxy
+from mpbroker.process.channel import Channel, Ended
 from mpbroker.process.presence import Session
 from mpbroker.push.dispatcher import Dispatcher
+from tests.conformance.support import Call
 from tests.process import payloads
 
 LIMIT_S = 30.0
@@ -29,6 +39,44 @@ def broker() -> Iterator[BrokerProxy]:
 
 def _ignore(_: object) -> None:
     """A handler returns nothing."""
+
+
+@pytest.mark.parametrize("refusal", [AccessRefused("no handshake within 5 s"), Ended(None)])
+def test_a_process_that_was_stopped_in_the_middle_of_a_handshake_tries_again(
+    broker: BrokerProxy, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    opened = channel.open_channel
+    refused: list[int] = []
+
+    def stopped(*args: Any, **kwargs: Any) -> Channel:
+        if refused:
+            return opened(*args, **kwargs)
+        refused.append(kwargs["number"])
+        raise refusal
+
+    work = broker.subscribe("orders", "billing")
+    broker.publish_many("orders", range(3))
+    with work.consume("w", idle_timeout=LIMIT_S) as consumer:
+        taken = [next(consumer)]
+        consumer._wire._line.close()  # type: ignore[attr-defined]
+        monkeypatch.setattr(presence, "open_channel", stopped)
+        monkeypatch.setattr(presence, "HANDSHAKE_S", 0.0)
+        broker.publish("orders", 3)
+        taken += [next(consumer) for _ in range(3)]
+        assert [each.ack() for each in taken] == [True] * 4
+    assert len(refused) == 1
+    assert [each.payload for each in taken] == [0, 1, 2, 3]
+    assert work.stats().acked == 4
+
+
+def test_who_is_refused_at_once_is_told_so(broker: BrokerProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise AccessRefused("it was given another key than this broker has")
+
+    monkeypatch.setattr(presence, "open_channel", refuse)
+    call = Call(broker.topics)  # in a thread without a connection
+    with pytest.raises(AccessRefused, match="another key"):
+        call.result()
 
 
 def test_the_status_can_be_told_however_large_the_bounds_are(broker: BrokerProxy) -> None:
