@@ -8,6 +8,7 @@ import logging
 
 from mpbroker._version import __version__
 from mpbroker.api import BrokerAPI, SubscriptionAPI
+from mpbroker.deliveries import Delivery
 from mpbroker.errors import (
     AccessRefused,
     BrokerFailed,
@@ -40,7 +41,6 @@ from mpbroker.messages import (
     AttemptOutcome,
     DeadLetter,
     DeadLetterReason,
-    Delivery,
     Message,
     MessagePriority,
     SubscriptionStats,

@@ -15,13 +15,13 @@ from typing import Any, NoReturn, TypeVar
 
 from mpbroker import checks
 from mpbroker.api import BrokerAPI, SubscriptionAPI
+from mpbroker.deliveries import Delivery
 from mpbroker.engine import MAX_BATCH, Engine, Lease, MessageBatch, NoRoom, Payloads, Published
 from mpbroker.engine import Subscription as EngineSubscription
 from mpbroker.errors import SubscriptionConflict, UnknownSubscription
 from mpbroker.local_pipeline import LocalFetchWire, LocalPublishWire, LocalSettleWire
 from mpbroker.messages import (
     DeadLetter,
-    Delivery,
     Headers,
     Message,
     MessagePriority,

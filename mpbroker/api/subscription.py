@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from mpbroker import checks
-from mpbroker.messages import Delivery, Message, SubscriptionStats, error_text
+from mpbroker.deliveries import Delivery
+from mpbroker.messages import Message, SubscriptionStats, error_text
 from mpbroker.pipeline.consumer import MAX_PREFETCH, PREFETCH, Consumer
 from mpbroker.push.dispatcher import Dispatcher
 from mpbroker.push.subscriber import Subscriber

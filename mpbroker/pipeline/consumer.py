@@ -14,8 +14,8 @@ from math import inf
 from types import TracebackType
 from typing import Final, NoReturn, Protocol, Self
 
+from mpbroker.deliveries import Batch, Delivery
 from mpbroker.errors import AccessRefused, BrokerGone, MpbrokerError
-from mpbroker.messages import Batch, Delivery
 from mpbroker.pipeline.settling import ENOUGH, Settler
 
 PREFETCH: Final = 256

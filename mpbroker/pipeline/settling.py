@@ -13,8 +13,8 @@ from collections.abc import Collection
 from math import inf
 from typing import Any, Final, Protocol
 
+from mpbroker.deliveries import Delivery, Holder
 from mpbroker.errors import AccessRefused, BrokerGone
-from mpbroker.messages import Delivery, Holder
 from mpbroker.pipeline.tending import Tended
 
 LEASE_TOKENS: Final = 256

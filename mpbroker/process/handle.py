@@ -13,8 +13,9 @@ import msgspec
 
 from mpbroker import checks
 from mpbroker.api import SubscriptionAPI
+from mpbroker.deliveries import Delivery
 from mpbroker.errors import PayloadError
-from mpbroker.messages import Delivery, Headers, Message, SubscriptionStats
+from mpbroker.messages import Headers, Message, SubscriptionStats
 from mpbroker.pipeline import Consumer, Run, Settler
 from mpbroker.process import frames, payloads
 from mpbroker.process.consuming import ProcessFetchWire, ProcessSettleWire

@@ -29,9 +29,13 @@ PICKLED: Final = 1
 _encoder: Final = msgspec.msgpack.Encoder()
 _raws_decoder: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _values_decoder: Final = msgspec.msgpack.Decoder(list[Any])
+_bytes_decoder: Final = msgspec.msgpack.Decoder(list[bytes])
 
 _PLAIN: Final = frozenset({bytes, str, float, bool, type(None)})
 _ON_THE_WIRE: Final = _PLAIN | {int, msgspec.msgpack.Ext}
+_BYTES: Final = frozenset({0xC4, 0xC5, 0xC6})
+"""What stands in front of MessagePack's bytes."""
+
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 
@@ -109,12 +113,14 @@ def check_payloads(batch: bytes | memoryview) -> int:
 
     Raises ProtocolViolation when it is not a list of 1 to BATCH_MESSAGES payloads.
     """
-    try:
-        payloads = _values_decoder.decode(batch)
-    except MALFORMED as error:
-        raise ProtocolViolation(f"payloads: {error}") from None
+    payloads = _all_bytes(batch)
+    are_bytes = payloads is not None
+    if payloads is None:
+        payloads = _any_values(batch)
     if not 1 <= len(payloads) <= BATCH_MESSAGES:
         raise ProtocolViolation(f"a batch of {len(payloads)} payloads")
+    if are_bytes:
+        return len(payloads)
     kinds = set(map(type, payloads))
     if not kinds <= _ON_THE_WIRE:
         raise ProtocolViolation(f"payloads of types {sorted(kind.__name__ for kind in kinds - _ON_THE_WIRE)}")
@@ -123,6 +129,23 @@ def check_payloads(batch: bytes | memoryview) -> int:
             if type(payload) is msgspec.msgpack.Ext and payload.code != PICKLED:
                 raise ProtocolViolation(f"a payload of extension {payload.code}")
     return len(payloads)
+
+
+def _all_bytes(batch: bytes | memoryview) -> list[Any] | None:
+    """The values of an encoded list of nothing but bytes, whose types their decoder sees to; None: it is another."""
+    if len(batch) < 4 or batch[3 if batch[0] == 0xDC else 1] not in _BYTES:
+        return None  # or who publishes others one by one would pay for an error each time
+    try:
+        return _bytes_decoder.decode(batch)
+    except MALFORMED:
+        return None
+
+
+def _any_values(batch: bytes | memoryview) -> list[Any]:
+    try:
+        return _values_decoder.decode(batch)
+    except MALFORMED as error:
+        raise ProtocolViolation(f"payloads: {error}") from None
 
 
 def decode_payloads(batch: bytes | memoryview) -> list[Any]:

@@ -15,8 +15,9 @@ from contextlib import ExitStack
 from enum import Enum, auto
 from typing import Final
 
+from mpbroker.deliveries import Delivery
 from mpbroker.errors import BrokerGone, MpbrokerError, SubscriptionBusy, UnknownSubscription
-from mpbroker.messages import Delivery, Message, error_text
+from mpbroker.messages import Message, error_text
 from mpbroker.push.seat import Closing, Dispatchable, Seat, Turn, follow_forks, here
 from mpbroker.push.subscriber import Subscriber
 from mpbroker.retry import RetryPolicy

@@ -20,8 +20,9 @@ import weakref
 from contextlib import suppress
 from typing import Final, Protocol
 
+from mpbroker.deliveries import Delivery
 from mpbroker.errors import BrokerGone, MpbrokerError, SubscriptionBusy, UnknownSubscription
-from mpbroker.messages import Delivery, SubscriptionStats
+from mpbroker.messages import SubscriptionStats
 from mpbroker.retry import RetryPolicy
 
 

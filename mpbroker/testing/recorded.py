@@ -12,8 +12,9 @@ from typing import Any, Final, TypeVar
 
 from mpbroker.api import BrokerAPI, SubscriptionAPI
 from mpbroker.checks import sequence_of
+from mpbroker.deliveries import Delivery
 from mpbroker.filters import Expression
-from mpbroker.messages import DeadLetter, Delivery, Message, MessagePriority, SubscriptionStats
+from mpbroker.messages import DeadLetter, Message, MessagePriority, SubscriptionStats
 from mpbroker.settings import Given
 from mpbroker.testing.history import (
     Answers,

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mpbroker.checks import sequence_of
+from mpbroker.deliveries import Delivery
 from mpbroker.errors import PayloadError
-from mpbroker.messages import DeadLetter, Delivery, Message, SubscriptionStats
+from mpbroker.messages import DeadLetter, Message, SubscriptionStats
 from mpbroker.testing.history import NOBODY, Delivered, Figures, Letter, Published, Stretch, Target
 from mpbroker.testing.payloads import Damaged, Payloads
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mpbroker.checks import sequence_of
-from mpbroker.messages import Delivery, MessagePriority
+from mpbroker.deliveries import Delivery
+from mpbroker.messages import MessagePriority
 from mpbroker.pipeline import Receipt
 from mpbroker.testing.history import Answers, Consume, Done, Publish, Recorder, Settle, Target
 from mpbroker.testing.recorded import RecordedBroker, RecordedSubscription

@@ -6,7 +6,7 @@ import pytest
 
 from tests.arch.source import PACKAGE, Module, imports, modules, parse
 
-VALUES = {"errors", "checks", "retry", "overflow", "messages", "filters", "settings"}
+VALUES = {"errors", "checks", "retry", "overflow", "messages", "deliveries", "filters", "settings"}
 """What everybody may import: names, numbers and texts, and nothing that does anything."""
 
 PROCESS: dict[str, set[str]] = {
@@ -73,6 +73,7 @@ LADDER: dict[str, set[str]] = {
     "retry": {"errors", "checks"},
     "overflow": {"errors", "checks"},
     "messages": {"errors", "checks"},
+    "deliveries": {"errors", "checks", "messages"},
     "filters": {"errors", "checks"},
     "settings": VALUES,
     "engine.*": ENGINE,

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from mpbroker import RetryPolicy
+from mpbroker.deliveries import Delivery
 from mpbroker.errors import BrokerGone, MpbrokerError
-from mpbroker.messages import Delivery, MessagePriority
+from mpbroker.messages import MessagePriority
 from mpbroker.pipeline import Consumer, Publisher
 from mpbroker.process.naming import Transport
 from mpbroker.process.proxy import BrokerProxy

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 from mpbroker import Delivery, Message, MessagePriority, RetryPolicy, SubscriptionStats
+from mpbroker.deliveries import OneMessage
 from mpbroker.errors import BrokerGone, SubscriptionBusy, UnknownSubscription
-from mpbroker.messages import NO_HEADERS, OneMessage
+from mpbroker.messages import NO_HEADERS
 from mpbroker.push.dispatcher import Dispatcher
 from mpbroker.push.subscriber import CallbackSubscriber
 

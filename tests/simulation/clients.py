@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mpbroker.deliveries import Delivery
 from mpbroker.errors import (
     AccessRefused,
     BrokerGone,
@@ -20,7 +21,6 @@ from mpbroker.errors import (
     UnknownTopic,
 )
 from mpbroker.errors import SubscriptionConflict as Conflict
-from mpbroker.messages import Delivery
 from mpbroker.process.handle import SubscriptionHandle
 from mpbroker.process.hook import BrokerAddress
 from mpbroker.process.proxy import BrokerProxy

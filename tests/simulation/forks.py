@@ -6,7 +6,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from mpbroker.messages import Delivery
+from mpbroker.deliveries import Delivery
 from mpbroker.process import connection
 from mpbroker.process.channel import Channel
 from mpbroker.process.connection import ClientProcess

@@ -10,8 +10,9 @@ import gc
 from collections.abc import Callable
 from typing import Any, Final
 
+from mpbroker.deliveries import Delivery
 from mpbroker.errors import MpbrokerError
-from mpbroker.messages import Delivery, MessagePriority
+from mpbroker.messages import MessagePriority
 from mpbroker.overflow import Overflow
 from mpbroker.process.limits import Limits
 from mpbroker.retry import RetryPolicy

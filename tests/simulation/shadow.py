@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final
 
-from mpbroker.messages import Delivery, Message, MessagePriority
+from mpbroker.deliveries import Delivery
+from mpbroker.messages import Message, MessagePriority
 from mpbroker.settings import Settings
 from tests.simulation.world import Process, Violation, World
 

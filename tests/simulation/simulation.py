@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from mpbroker.deliveries import Delivery
 from mpbroker.engine import Subscription
 from mpbroker.errors import BrokerGone, LimitReached, QueueFull, SubscriptionBusy, UnknownSubscription, UnknownTopic
-from mpbroker.messages import Delivery, MessagePriority
+from mpbroker.messages import MessagePriority
 from tests.simulation.broker import Broker, Whereabouts
 from tests.simulation.checks import Watch
 from tests.simulation.clients import KINDS, Client, Crew, proxy_in

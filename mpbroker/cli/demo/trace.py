@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpbroker.api import BrokerAPI
-from mpbroker.messages import Delivery
+from mpbroker.deliveries import Delivery
 
 TOPIC: Final = "orders"
 

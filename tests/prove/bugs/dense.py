@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from mpbroker import MessageBroker, RetryPolicy
+from mpbroker.deliveries import Delivery
 from mpbroker.errors import MpbrokerError
-from mpbroker.messages import Delivery, MessagePriority
+from mpbroker.messages import MessagePriority
 from mpbroker.overflow import Overflow
 from mpbroker.testing import FakeClock
 from mpbroker.testing.history import Event, Recorder, Ticks

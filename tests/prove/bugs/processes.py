@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
+from mpbroker.deliveries import Delivery
 from mpbroker.engine.batch import Run
 from mpbroker.engine.places import Places
 from mpbroker.engine.subscription import Subscription
-from mpbroker.messages import Delivery, Message
+from mpbroker.messages import Message
 from mpbroker.process import desk, frames, verbs
 from mpbroker.process.acts import Act, Change
 from mpbroker.process.clients import Connection, Session
