@@ -113,6 +113,7 @@ def test_the_readme_table_is_all_that_is_printed(
     assert capsys.readouterr().out.startswith("Measured on 2 CPUs")
 
 
+@pytest.mark.timeout(300)  # the first may have to make the fonts known to matplotlib
 @pytest.mark.usefixtures("drawing")
 def test_a_chart_is_drawn_from_a_file(report: Report, tmp_path: Path) -> None:
     report.write(tmp_path / "results.json")

@@ -82,6 +82,7 @@ def test_numbers_have_three_digits_that_count(value: float, text: str) -> None:
     assert number(value) == text
 
 
+@pytest.mark.timeout(300)  # the first may have to make the fonts known to matplotlib
 @pytest.mark.usefixtures("drawing")
 def test_the_chart_is_drawn_as_png_and_svg_with_its_machine_under_it(report: Report, tmp_path: Path) -> None:
     written = draw(report, tmp_path / "chart.of.it")
@@ -94,6 +95,7 @@ def test_the_chart_is_drawn_as_png_and_svg_with_its_machine_under_it(report: Rep
     assert "gone" in svg
 
 
+@pytest.mark.timeout(300)  # the first may have to make the fonts known to matplotlib
 @pytest.mark.usefixtures("drawing")
 def test_a_chart_of_one_report_is_the_same_file_every_time(report: Report, tmp_path: Path) -> None:
     first, second = (draw(report, tmp_path / name)[1].read_bytes() for name in ("one", "two"))
@@ -101,6 +103,7 @@ def test_a_chart_of_one_report_is_the_same_file_every_time(report: Report, tmp_p
     assert first == second
 
 
+@pytest.mark.timeout(300)  # the first may have to make the fonts known to matplotlib
 @pytest.mark.usefixtures("drawing")
 def test_a_report_without_figures_has_no_chart(report: Report, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no figures"):

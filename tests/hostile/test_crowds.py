@@ -29,6 +29,8 @@ from tests.process.puppets import LIMIT_S, ROOT, Puppet
 def test_among_500_silent_connections_a_client_gets_in_within_the_handshake_deadline(
     broker: BrokerProxy, located: Located
 ) -> None:
+    if broker._status().limits["connections"][1] < 510:
+        pytest.skip("the broker may not open that many files here: see ulimit -Hn")
     peers = [Peer(located) for _ in range(500)]
     for number, peer in enumerate(peers):
         peer.send(b"\x40\x00\x00\x00x"[: number % 6])

@@ -242,7 +242,8 @@ def test_status_shows_the_use_of_every_limit(broker: BrokerProxy) -> None:
     report = json.loads(mpbroker("status", "--json", "--name", "small", "--directory", str(_base(broker))).stdout)
     assert report["limits"]["topics"] == {"used": 1, "limit": 3}
     assert report["limits"]["waiting_calls"] == {"used": 0, "limit": 1}
-    assert report["limits"]["connections"]["limit"] == 1024
+    # 1024, or fewer where this system gives the broker few descriptors.
+    assert report["limits"]["connections"]["limit"] == broker._status().limits["connections"][1] <= 1024
     assert report["bounds"]["frame_timeout"] == 30.0
     assert report["bounds"]["max_payload_bytes"] == 10_000
     assert report["warnings"] == []
