@@ -25,7 +25,7 @@ from mpbroker.cli.exits import Interrupted
 from mpbroker.cli.link import HEADER, Role, play
 
 _READ_BYTES: Final = 256 * 1024
-_LAST_STEPS_S: Final = 5.0
+_LAST_STEPS_S: Final = 30.0
 """How long a process may take from its last report to its end."""
 
 
