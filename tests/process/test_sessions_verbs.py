@@ -10,7 +10,7 @@ from typing import NoReturn, get_args
 import msgspec
 import pytest
 
-from mpbroker.process import frames, verbs
+from mpbroker.process import frames, subscribing
 from mpbroker.process.frames import Answers, Done, Failed, Granted, Letters, Number
 from mpbroker.process.limits import LimitOptions, Limits
 from mpbroker.process.payloads import encode_batches, encode_payload
@@ -135,7 +135,7 @@ def test_a_parser_that_cannot_be_loaded_now_refuses_the_expression_and_is_no_def
 
     call.ask(frames.CreateTopic("t", False), Done)
     with monkeypatch.context() as patch:
-        patch.setattr(verbs, "Expression", without_descriptors)
+        patch.setattr(subscribing, "Expression", without_descriptors)
         failed = call.failed(subscribe("t", "s", filter='headers.a = "1"'))
     assert failed.kind == "InvalidFilter"
     assert "cannot load the parser of expressions now" in str(failed.args[1])
