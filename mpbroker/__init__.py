@@ -10,6 +10,7 @@ from mpbroker._version import __version__
 from mpbroker.api import BrokerAPI, SubscriptionAPI
 from mpbroker.errors import (
     AccessRefused,
+    ArenaFull,
     BrokerFailed,
     BrokerFull,
     BrokerGone,
@@ -34,6 +35,7 @@ from mpbroker.errors import (
     UnknownTopic,
     VersionMismatch,
 )
+from mpbroker.loans import Loan
 from mpbroker.local import MessageBroker, Subscription
 from mpbroker.messages import (
     Attempt,
@@ -59,6 +61,7 @@ logging.getLogger("mpbroker").addHandler(logging.NullHandler())
 
 __all__ = [
     "AccessRefused",
+    "ArenaFull",
     "Attempt",
     "AttemptOutcome",
     "BrokerAPI",
@@ -80,6 +83,7 @@ __all__ = [
     "InvalidFilter",
     "InvalidName",
     "LimitReached",
+    "Loan",
     "Message",
     "MessageBroker",
     "MessagePriority",

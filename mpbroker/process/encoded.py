@@ -8,6 +8,7 @@ opened. For the broker's side; imports frames and the engine's batch.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -17,6 +18,7 @@ from mpbroker.engine import Batch, DeadRecord, Lease
 from mpbroker.errors import PayloadTooLarge, ProtocolViolation
 from mpbroker.messages import Headers, Message, MessagePriority
 from mpbroker.process import payloads
+from mpbroker.process.blocks import Block
 from mpbroker.process.frames import AttemptRecord, Grant, Letter
 
 Blob = bytes | msgspec.Raw
@@ -28,6 +30,8 @@ GRANT_BYTES: Final = 96
 MAX_PUBLISH: Final = 1_000_000
 """Messages in one publish: as many as a subscription holds by default, and no reason for the others to wait long."""
 
+_ONE: Final = 0x91  # the head of a list of one
+_PLACED_BYTES: Final = 8  # the least that a payload in a block takes
 _HEADER_BYTES: Final = 10  # in front of a key and its value
 _ATTEMPT_BYTES: Final = 64  # an attempt without its texts
 _LETTER_BYTES: Final = 128  # a dead letter without payload, headers, history and texts
@@ -151,6 +155,17 @@ class EncodedBatch(Batch):
         return places[start], places[stop]
 
 
+class BlockBatch(EncodedBatch):
+    """One message, whose payload is in a block, which is needed while anything refers to this."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
+Claim = Callable[[payloads.Placed], Block]
+"""Takes the block that a payload names for its publisher's. Raises ProtocolViolation, PayloadError."""
+
+
 class EncodedPayloads:
     """The payloads of a batch before it has sequences, as the engine's Content.
 
@@ -159,6 +174,7 @@ class EncodedPayloads:
         sharing: batches that share the headers.
         meter: of what the broker holds.
         max_payload_bytes: bound of each.
+        claim: of a block; None: here none can be named.
 
     Attributes:
         held_bytes: what the broker will hold for it.
@@ -166,9 +182,10 @@ class EncodedPayloads:
     Raises:
         ProtocolViolation: they are not what a batch may be.
         PayloadTooLarge: one is over its bound.
+        PayloadError: it is in a block that its publisher has no more.
     """
 
-    __slots__ = ("_blob", "_count", "_meter", "_nbytes", "held_bytes")
+    __slots__ = ("_blob", "_block", "_count", "_meter", "_nbytes", "held_bytes")
 
     def __init__(
         self,
@@ -177,10 +194,20 @@ class EncodedPayloads:
         meter: Meter | None = None,
         max_payload_bytes: int | None = None,
         sharing: int = 1,
+        claim: Claim | None = None,
     ) -> None:
         view = memoryview(blob)
-        self._count = payloads.check_payloads(view)
-        if max_payload_bytes is not None and len(view) > max_payload_bytes:
+        self._count, placed = payloads.look_over(view)
+        self._block: Block | None = None
+        if placed is not None:
+            if claim is None:
+                raise ProtocolViolation("a payload in a block, where none can be")
+            if max_payload_bytes is not None and payloads.placed_bytes(placed) > max_payload_bytes:
+                raise PayloadTooLarge(
+                    "a payload", payloads.placed_bytes(placed), max_payload_bytes, "max_payload_bytes"
+                )
+            self._block = claim(placed)
+        elif max_payload_bytes is not None and len(view) > max_payload_bytes:
             # Only then can one of them be.
             largest = max(map(len, payloads.split(view)))
             if largest > max_payload_bytes:
@@ -194,6 +221,10 @@ class EncodedPayloads:
     def __len__(self) -> int:
         return self._count
 
+    def leave_frame(self) -> None:
+        """Keep a copy of the payloads, and not the frame that they came in."""
+        self._blob = bytes(memoryview(self._blob))
+
     def batch(
         self,
         topic: str,
@@ -203,7 +234,8 @@ class EncodedPayloads:
         headers: Headers,
         incarnation: str,
     ) -> EncodedBatch:
-        return EncodedBatch(
+        kind = EncodedBatch if self._block is None else BlockBatch
+        batch = kind(
             topic,
             first,
             self._count,
@@ -216,6 +248,10 @@ class EncodedPayloads:
             self._meter,
             self.held_bytes,
         )
+        if self._block is not None:
+            assert isinstance(batch, BlockBatch)
+            batch.block = self._block
+        return batch
 
 
 def contents(
@@ -224,6 +260,7 @@ def contents(
     meter: Meter | None = None,
     max_payload_bytes: int | None = None,
     frame_bytes: int = 0,
+    claim: Claim | None = None,
 ) -> list[EncodedPayloads]:
     """The batches of a publish, which came in a frame of so many bytes.
 
@@ -237,14 +274,17 @@ def contents(
         PayloadTooLarge: a payload is over its bound.
         ValueError: more messages than MAX_PUBLISH.
     """
-    if len(batches) > 2 + sum(len(memoryview(blob)) for blob in batches) // payloads.BATCH_MESSAGES:
+    # Each payload in a block is a batch, and may cut the one before it.
+    least = 2 + 2 * sum(map(_is_placed, batches)) if len(batches) > 2 else len(batches)
+    if len(batches) > least + sum(len(memoryview(blob)) for blob in batches) // payloads.BATCH_MESSAGES:
         raise ProtocolViolation(f"{len(batches)} batches for what fits in fewer")
     size = headers_bytes(headers)
     if len(batches) == 1:
-        single = EncodedPayloads(batches[0], size, meter, max_payload_bytes)
-        if frame_bytes <= single.held_bytes:
-            return [single]
-    made = [EncodedPayloads(blob.copy(), size, meter, max_payload_bytes, len(batches)) for blob in batches]
+        single = EncodedPayloads(batches[0], size, meter, max_payload_bytes, claim=claim)
+        if frame_bytes > single.held_bytes:
+            single.leave_frame()
+        return [single]
+    made = [EncodedPayloads(blob.copy(), size, meter, max_payload_bytes, len(batches), claim) for blob in batches]
     checks.count(sum(map(len, made)), "the number of payloads", minimum=0, maximum=MAX_PUBLISH)
     return made
 
@@ -266,8 +306,8 @@ def headers_bytes(headers: dict[str, str]) -> int:
     return sum(_HEADER_BYTES + _text_bytes(key) + _text_bytes(value) for key, value in headers.items())
 
 
-def grant(lease: Lease) -> Grant:
-    """A lease on the wire, while all its copies are held."""
+def grant(lease: Lease, pin: int = 0) -> Grant:
+    """A lease on the wire, while all its copies are held. pin: see Grant."""
     batch = lease.batch
     assert isinstance(batch, EncodedBatch)
     return Grant(
@@ -280,6 +320,7 @@ def grant(lease: Lease) -> Grant:
         batch.timestamp,
         batch.headers,
         batch.payloads(lease.start, lease.stop),
+        pin,
     )
 
 
@@ -329,6 +370,11 @@ def letter(subscription_id: str, record: DeadRecord, limit_bytes: int) -> tuple[
         ),
         min(size, limit_bytes),
     )
+
+
+def _is_placed(blob: msgspec.Raw) -> bool:
+    view = memoryview(blob)
+    return len(view) > _PLACED_BYTES and view[0] == _ONE and payloads.is_placed(view[1:])
 
 
 def _text_bytes(text: str) -> int:

@@ -27,10 +27,10 @@ from mpbroker.errors import (
     VersionMismatch,
 )
 from mpbroker.filters import Filter
-from mpbroker.process import frames, handshake
+from mpbroker.process import frames, handshake, memory
 from mpbroker.process.clients import Connection, Numbered, ParkedPublish, Role, Session, Stage
 from mpbroker.process.desk import About, Desk
-from mpbroker.process.effects import Close, Effect, Hold, Quit, Send, Share, Unwatch, Watch
+from mpbroker.process.effects import Close, Drop, Effect, Hold, Keep, Pass, Quit, Send, Share, Unwatch, Watch
 from mpbroker.process.failures import failure, is_defect
 from mpbroker.process.frames import Reply
 from mpbroker.process.handshake import HANDSHAKE_S
@@ -39,7 +39,7 @@ from mpbroker.process.verbs import LOOKS, VERBS
 
 _log = logging.getLogger("mpbroker.sessions")
 
-_RESERVES: Final = {Role.CALL: 0, Role.PRESENCE: 1, Role.ADMIN: 2}
+_RESERVES: Final = {Role.CALL: 0, Role.LANE: 0, Role.PRESENCE: 1, Role.ADMIN: 2}
 """How many times the reserved connections each role may have beyond max_connections."""
 
 _BRINGING_PAYLOADS: Final = frozenset({frames.Publish, frames.Offer})
@@ -60,6 +60,7 @@ class Sessions:
         nonce: so many random bytes.
         wall_clock: seconds since the epoch, for the timestamps of messages.
         started: the loop's time now; memory: the bytes the process takes. For the status.
+        read: some bytes of a segment that was kept: its number, where, how many.
     """
 
     def __init__(
@@ -76,8 +77,9 @@ class Sessions:
         pid: int,
         started: float = 0.0,
         memory: Callable[[], int] = lambda: 0,
+        read: Callable[[int, int, int], bytes] = lambda *_: b"",
     ) -> None:
-        about = About(version, pid, started, memory)
+        about = About(version, pid, started, memory, read)
         self._desk = Desk(engine, limits, manual_time, functions, wall_clock, about)
         self._key = key
         self._nonce = nonce
@@ -154,14 +156,12 @@ class Sessions:
         self._died(found, how, now)
         return self._finished(now)
 
-    def unshared(self, connection: int, reason: str) -> list[Effect]:
-        """A connection could not go on in shared memory: it stays as it was."""
-        peer = self._desk.connections.get(connection)
-        if peer is None or self._stopped:
-            return []
-        peer.rings = False
-        self._desk.rings -= 1
-        return [Send(connection, failure(AccessRefused(reason)))]
+    def unshared(self, effect: Share | Keep | Pass, reason: str) -> list[Effect]:
+        """What was to be shared or kept could not be: the connection stays as it was."""
+        peer = self._desk.connections.get(effect.connection)
+        if peer is not None and not self._stopped:
+            self._effects.append(memory.unshared(self._desk, peer, effect, reason))
+        return self._taken_effects()
 
     def tick(self, now: float) -> list[Effect]:
         """A time was reached: take back what is due, end what waited long enough."""
@@ -194,6 +194,10 @@ class Sessions:
         """What bounds it all."""
         return self._desk.limits
 
+    def is_lane(self, connection: int) -> bool:
+        """Whether descriptors come with requests."""
+        return self._desk.connections[connection].role is Role.LANE
+
     def frame_limit(self, connection: int) -> int:
         """Bytes that the next frame on a connection may have."""
         peer = self._desk.connections.get(connection)
@@ -208,7 +212,7 @@ class Sessions:
         except ValueError:
             raise ProtocolViolation("the hello has an unknown role") from None
         peer.number, peer.replaces, peer.answered = hello.connection, hello.replaces, hello.answered
-        peer.session_id = hello.session
+        peer.session_id, peer.pid = hello.session, hello.pid
         peer.hello = body
         peer.nonce = self._nonce(handshake.NONCE_BYTES)
         peer.stage = Stage.CHALLENGED
@@ -227,16 +231,14 @@ class Sessions:
         desk = self._desk
         peer.stage = Stage.OPEN
         peer.hello = peer.nonce = b""
-        if peer.role is not Role.PRESENCE:
+        if peer.role is Role.LANE:
+            memory.joined(peer)
+            peer.limit_bytes = frames.MAX_LANE_BYTES
+        elif peer.role is not Role.PRESENCE:
             peer.limit_bytes = desk.limits.max_frame_bytes
         del self._shaking[peer.id]
         desk.timers.cancel(peer.id)
-        limits = desk.limits
-        ring_bytes = limits.ring_bytes if peer.role is Role.CALL else 0
-        welcome = frames.Welcome(
-            desk.engine.incarnation, desk.about.pid, limits.max_frame_bytes, desk.manual_time, ring_bytes
-        )
-        self._effects.append(Send(peer.id, welcome))
+        self._effects.append(Send(peer.id, memory.welcome(desk, peer.role)))
 
     def _join(self, peer: Connection, now: float) -> None:
         """Give a connection that proved itself its place in a session.
@@ -253,7 +255,7 @@ class Sessions:
             self._check_room(peer.role)
             self._begin(peer)
             return
-        if session is None and peer.role is Role.CALL:
+        if session is None and peer.role is not Role.ADMIN:
             raise AccessRefused("its process has no presence connection, or is taken for dead")
         if session is not None:
             if peer.number in session.connections:
@@ -298,8 +300,8 @@ class Sessions:
         desk.counters["calls"] += 1
         kind = type(request)
         verb = VERBS.get(kind)
-        if kind is frames.Share:
-            self._share(peer, request)
+        if kind is frames.Share or peer.role is Role.LANE:
+            self._effects.append(memory.serve(desk, peer, request))
             return
         if verb is None or peer.role is Role.PRESENCE:
             self._last_request(peer, request, now)
@@ -341,22 +343,6 @@ class Sessions:
         self._effects.append(Send(peer.id, frames.Done()))
         self._end(session, now, died=False, error="")
 
-    def _share(self, peer: Connection, request: frames.Request) -> None:
-        """Go on in shared memory, where there is room."""
-        assert isinstance(request, frames.Share)
-        desk = self._desk
-        if peer.role is not Role.CALL or peer.answers or peer.has_asked:
-            raise ProtocolViolation("shared memory is for a call connection, once, before its first call")
-        peer.has_asked = True
-        if not request.ring_bytes or request.ring_bytes != desk.limits.ring_bytes:
-            raise ProtocolViolation("shared memory of another size than was offered")
-        if desk.rings >= desk.limits.max_rings:
-            self._effects.append(Send(peer.id, failure(LimitReached("rings", desk.limits.max_rings, "max_rings"))))
-            return
-        desk.rings += 1
-        peer.rings = True
-        self._effects.append(Share(peer.id, request.ring_bytes))
-
     def _answer(self, peer: Connection, reply: Reply) -> None:
         peer.answers += 1
         if peer.publishing and peer.numbered is not None:
@@ -387,8 +373,13 @@ class Sessions:
         del desk.sessions[session.id]
         self._effects.append(Unwatch(session.id))
         for peer in list(session.connections.values()):
+            if peer.role is Role.LANE:
+                peer.session = None  # what is pinned there lasts until its socket ends
+                continue
             self._forget(peer)
             self._effects.append(Close(peer.id))
+        if session.lends is not None:
+            desk.blocks.end(session.lends)
         for subscription in session.polled.values():
             subscription.end_owner(session.owner, desk.engine_time(now), died=died, error=error)
             desk.changed(subscription)
@@ -406,6 +397,7 @@ class Sessions:
         desk = self._desk
         if peer.parked is not None:
             desk.unpark(peer.parked)
+        peer.pins.clear()
         desk.connections.pop(peer.id, None)
         self._shaking.pop(peer.id, None)
         desk.timers.cancel(peer.id)
@@ -415,6 +407,8 @@ class Sessions:
         if peer.session is not None and peer.session.connections.get(peer.number) is peer:
             del peer.session.connections[peer.number]
             peer.session.lose(peer)
+            if peer.session.lane is peer:
+                peer.session.lane = None
 
     def _violation(self, peer: Connection, error: ProtocolViolation, now: float) -> None:
         self._desk.counters["violations"] += 1
@@ -447,4 +441,7 @@ class Sessions:
 
     def _taken_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
+        over = self._desk.blocks.over
+        while over:
+            effects.append(Drop(over.pop()))
         return effects

@@ -8,6 +8,7 @@ broker's side.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from mpbroker import checks
@@ -30,6 +31,7 @@ from mpbroker.process.clients import Connection, HandOver, Parked, Session
 from mpbroker.process.desk import Desk
 from mpbroker.process.encoded import EncodedPayloads, contents, grant, one_payload
 from mpbroker.process.frames import Answers, Done, Granted, Moment, Number, Reply
+from mpbroker.process.memory import freed, read_block
 from mpbroker.process.reports import VERBS as REPORT_VERBS
 from mpbroker.process.reports import Verb, figures
 from mpbroker.retry import RetryPolicy
@@ -94,7 +96,9 @@ def publish(desk: Desk, connection: Connection, request: frames.Publish, now: fl
     topic = checks.name(request.topic, "topic")
     priority = frames.priority_of(request.priority)
     most, frame_bytes = desk.limits.max_payload_bytes, connection.request_bytes
-    batches = contents(request.batches, request.headers, desk.meter, most, frame_bytes)
+    lender = None if connection.session is None else connection.session.lends
+    claim = None if lender is None else partial(desk.blocks.claim, lender)
+    batches = contents(request.batches, request.headers, desk.meter, most, frame_bytes, claim)
     headers = _headers(desk, request.headers) if request.headers else NO_HEADERS
     _check_bytes(desk, batches)
     try:
@@ -407,9 +411,11 @@ VERBS: Final[dict[type, Verb]] = {
     frames.WaitIdle: wait_idle,
     frames.Attach: attach,
     frames.Detach: detach,
+    frames.Freed: freed,
+    frames.ReadBlock: read_block,
     **REPORT_VERBS,
 }
 """What a call connection may send. Goodbye and Stop are not among it: they are of the presence and of admins."""
 
-LOOKS: Final = frozenset({frames.FindSubscription, frames.Topics, frames.DeadLetters, frames.Status})
+LOOKS: Final = frozenset({frames.FindSubscription, frames.Topics, frames.DeadLetters, frames.ReadBlock, frames.Status})
 """Those that change nothing, so that a defect in one leaves nothing half done."""

@@ -354,7 +354,7 @@ POLLING: Final = [
     ),
     ClientPoint(
         "worker opens a payload",
-        Spot("mpbroker.process.handle:ReceivedBatch._payload"),
+        Spot("mpbroker.process.received:ReceivedBatch._payload"),
         deeds.works,
         *_TAKEN,
         "back back fresh",
