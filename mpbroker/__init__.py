@@ -15,6 +15,7 @@ from mpbroker.errors import (
     BrokerGone,
     BrokerNotFound,
     CallFailed,
+    HandlerError,
     HeadersTooLarge,
     InsecureFolder,
     InvalidFilter,
@@ -24,6 +25,7 @@ from mpbroker.errors import (
     NameTaken,
     PayloadError,
     PayloadTooLarge,
+    PoolEnded,
     ProtocolViolation,
     QueueFull,
     SubscriptionBusy,
@@ -54,11 +56,13 @@ from mpbroker.process.manager import BrokerManager, connect
 from mpbroker.process.proxy import BrokerProxy
 from mpbroker.push.subscriber import CallbackSubscriber, DedupingSubscriber, Subscriber
 from mpbroker.retry import RetryPolicy
+from mpbroker.workers import AckPolicy, Death, PoolStats, Reject, Retry, Work, WorkerPool, WorkerStats, current_work
 
 logging.getLogger("mpbroker").addHandler(logging.NullHandler())
 
 __all__ = [
     "AccessRefused",
+    "AckPolicy",
     "Attempt",
     "AttemptOutcome",
     "BrokerAPI",
@@ -73,8 +77,10 @@ __all__ = [
     "Consumer",
     "DeadLetter",
     "DeadLetterReason",
+    "Death",
     "DedupingSubscriber",
     "Delivery",
+    "HandlerError",
     "HeadersTooLarge",
     "InsecureFolder",
     "InvalidFilter",
@@ -88,10 +94,14 @@ __all__ = [
     "Overflow",
     "PayloadError",
     "PayloadTooLarge",
+    "PoolEnded",
+    "PoolStats",
     "ProtocolViolation",
     "Publisher",
     "QueueFull",
     "Receipt",
+    "Reject",
+    "Retry",
     "RetryPolicy",
     "Subscriber",
     "Subscription",
@@ -108,6 +118,10 @@ __all__ = [
     "UnknownTopic",
     "VersionMismatch",
     "WaitForRoom",
+    "Work",
+    "WorkerPool",
+    "WorkerStats",
     "__version__",
     "connect",
+    "current_work",
 ]

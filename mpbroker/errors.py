@@ -252,3 +252,18 @@ class CallFailed(MpbrokerError):
 
     def __str__(self) -> str:
         return f"the broker failed inside this call (please report it): {self.args[0]}"
+
+
+class HandlerError(MpbrokerError):
+    """Workers cannot run a handler. Args: handler, reason."""
+
+    def __str__(self) -> str:
+        handler, reason = self.args
+        return f"workers cannot run {handler}: {reason}"
+
+
+class PoolEnded(MpbrokerError):
+    """The processes of a worker pool are gone, or never came up. Args: reason."""
+
+    def __str__(self) -> str:
+        return f"the worker pool has ended: {self.args[0]}"

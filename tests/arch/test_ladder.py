@@ -82,11 +82,13 @@ LADDER: dict[str, set[str]] = {
     "shm.*": SHM,
     "process": set(),
     **{module: MAY_IMPORT[name] for name in PROCESS for module in group(name)},
+    # Clients like any other: the public verbs, and the classes that stand for a broker process.
+    "workers.*": VALUES | {"api.*", "process.manager", "process.proxy", "workers.*"},
     # The top: what users and people at a terminal see.
-    "": LOCAL | group("client"),
+    "": LOCAL | group("client") | {"workers.*"},
     "testing.*": ENGINE | LOCAL | {"", "process.*", "testing.*"},
     # The stress is judged by the same checker as our own tests.
-    "cli.*": LOCAL | {"", "process.*", "cli.*", "testing.*"},
+    "cli.*": LOCAL | {"", "process.*", "cli.*", "testing.*", "workers.*"},
     "__main__": {"cli.*"},
 }
 """Module -> the modules it may import. ``engine.*`` is the package and all that is below it."""
