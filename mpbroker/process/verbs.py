@@ -21,6 +21,7 @@ from mpbroker.errors import (
     InvalidName,
     LimitReached,
     SubscriptionBusy,
+    SubscriptionConflict,
 )
 from mpbroker.filters import Expression, Filter
 from mpbroker.messages import NO_HEADERS, Headers, error_text
@@ -59,7 +60,7 @@ def delete_topic(desk: Desk, _: Connection, request: frames.DeleteTopic, __: flo
     return Done()
 
 
-def subscribe(desk: Desk, _: Connection, request: frames.Subscribe, now: float) -> Reply:
+def subscribe(desk: Desk, connection: Connection, request: frames.Subscribe, now: float) -> Reply:
     topic = checks.name(request.topic, "topic")
     name = _name(desk, request.name, "subscription")
     given = _given(desk, request)
@@ -68,11 +69,24 @@ def subscribe(desk: Desk, _: Connection, request: frames.Subscribe, now: float) 
         raise LimitReached("subscriptions", limit, "max_subscriptions")
     default_retry = RetryPolicy() if request.push else None
     subscription = desk.engine.subscribe(topic, name, given, default_retry)
+    if given.ephemeral is True:
+        _is_its_makers(connection, subscription, subscription.subscription_id not in desk.subscriptions)
     desk.subscriptions.add(subscription.subscription_id)
     if subscription.read_at is None:
         # Nobody can be late to read what was only just made.
         subscription.read_at = desk.engine_time(now)
     return _subscribed(subscription)
+
+
+def _is_its_makers(connection: Connection, subscription: Subscription, is_new: bool) -> None:
+    """An ephemeral one ends with the session that made it. Raises SubscriptionConflict for any other."""
+    session = connection.session
+    assert session is not None
+    if is_new:
+        session.ephemeral = {number: each for number, each in session.ephemeral.items() if not each.ended}
+        session.ephemeral[subscription.number] = subscription
+    elif subscription.number not in session.ephemeral:
+        raise SubscriptionConflict(subscription.subscription_id, ["ephemeral"])
 
 
 def find_subscription(desk: Desk, _: Connection, request: frames.FindSubscription, __: float) -> Reply:
@@ -333,6 +347,7 @@ def _given(desk: Desk, request: frames.Subscribe) -> Given:
         "retry": lambda: _retry(request.retry),
         "max_queue": lambda: request.max_queue,
         "overflow": lambda: _overflow(request),
+        "ephemeral": lambda: request.ephemeral,
     }
     settings: dict[str, Any] = {}
     for name in request.given:
