@@ -56,13 +56,25 @@ from mpbroker.process.manager import BrokerManager, connect
 from mpbroker.process.proxy import BrokerProxy
 from mpbroker.push.subscriber import CallbackSubscriber, DedupingSubscriber, Subscriber
 from mpbroker.retry import RetryPolicy
-from mpbroker.workers import AckPolicy, Death, PoolStats, Reject, Retry, Work, WorkerPool, WorkerStats, current_work
+from mpbroker.workers import (
+    AckPolicy,
+    App,
+    Death,
+    PoolStats,
+    Reject,
+    Retry,
+    Work,
+    WorkerPool,
+    WorkerStats,
+    current_work,
+)
 
 logging.getLogger("mpbroker").addHandler(logging.NullHandler())
 
 __all__ = [
     "AccessRefused",
     "AckPolicy",
+    "App",
     "Attempt",
     "AttemptOutcome",
     "BrokerAPI",

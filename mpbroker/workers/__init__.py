@@ -6,6 +6,7 @@
 A client of brokers like any other: uses the public verbs alone.
 """
 
+from mpbroker.workers.app import App
 from mpbroker.workers.figures import Death, PoolStats, WorkerStats
 from mpbroker.workers.handling import Work, current_work
 from mpbroker.workers.pool import WorkerPool
@@ -13,6 +14,7 @@ from mpbroker.workers.verdicts import AckPolicy, Reject, Retry
 
 __all__ = [
     "AckPolicy",
+    "App",
     "Death",
     "PoolStats",
     "Reject",

@@ -10,6 +10,7 @@ and after. A worker that is killed in between leaves it odd, so a reader takes w
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,10 +19,30 @@ from typing import Final
 MAX_PREFETCH: Final = 256
 """Messages that one worker may have fetched and not begun; each has a word in its slot."""
 
-_VERSION, _STATE, _SINCE, _SEQUENCE, _DEADLINE, _LEASE, _DONE, _FAILED, _LOST, _STOP, _WAITING = range(11)
-_FIRST_WAITING: Final = 12
+(
+    _VERSION,
+    _STATE,
+    _SINCE,
+    _SEQUENCE,
+    _DEADLINE,
+    _LEASE,
+    _DONE,
+    _FAILED,
+    _LOST,
+    _STOP,
+    _PID,
+    _SERIAL,
+    _STARTED,
+    _WAITING,
+    _FIRST_WAITING,
+) = range(15)
 _WORDS: Final = _FIRST_WAITING + MAX_PREFETCH
 _TRIES: Final = 100
+
+MEMORY_NAME: Final = "mpbroker-pool"
+"""Of the memory, where the system shows it beside the supervisor's descriptor."""
+
+_HEADER_BYTES: Final = 4096
 
 
 class State(IntEnum):
@@ -67,13 +88,13 @@ class Slot:
 
     # -- for the worker -----------------------------------------------------------------------------------------------
 
-    def starting(self) -> None:
+    def starting(self, serial: int) -> None:
         """A new worker has this slot; for the supervisor, before there is one."""
         words = self._words
         for index in range(_WORDS):
             words[index] = 0
-        words[_STATE] = State.STARTING
-        words[_SINCE] = time.monotonic_ns()
+        words[_STATE], words[_SERIAL] = State.STARTING, serial
+        words[_SINCE] = words[_STARTED] = time.monotonic_ns()
 
     def fetched(self, sequences: list[int], deadline_ns: int, lease_ns: int) -> None:
         """These were handed over, and wait."""
@@ -140,6 +161,15 @@ class Slot:
         """What the worker does since then is for nothing."""
         self._words[_LOST] = since_ns
 
+    def started(self, pid: int) -> None:
+        """The worker is that process."""
+        self._words[_PID] = pid
+
+    @property
+    def process(self) -> tuple[int, int, int]:
+        """Its pid, its serial, and when it was started, in ns."""
+        return self._words[_PID], self._words[_SERIAL], self._words[_STARTED]
+
     def clear(self) -> None:
         self._words[_STATE] = State.EMPTY
 
@@ -168,9 +198,31 @@ class Slot:
 
 
 class Board:
-    """The slots of a pool; made before the fork, and shared by it."""
+    """The slots of a pool; made before the fork, and shared by it.
 
-    def __init__(self, slots: int) -> None:
-        self._memory = mmap.mmap(-1, slots * _WORDS * 8)
-        words = memoryview(self._memory).cast("Q")
-        self.slots = [Slot(words[index * _WORDS : (index + 1) * _WORDS]) for index in range(slots)]
+    told: what it says of its pool to whoever looks at it from outside, at most 4 KiB; see `looking`.
+    """
+
+    def __init__(self, slots: int, told: bytes = b"") -> None:
+        size = _HEADER_BYTES + slots * _WORDS * 8
+        create = getattr(os, "memfd_create", None)
+        descriptor = -1 if create is None else create(MEMORY_NAME)
+        if descriptor >= 0:
+            os.ftruncate(descriptor, size)
+        self._memory = mmap.mmap(descriptor, size)
+        if descriptor >= 0:
+            os.close(descriptor)  # the memory has one of its own
+        self._memory[: len(told)] = told
+        self.slots = _slots_in(memoryview(self._memory))
+
+
+def read_board(path: str) -> tuple[bytes, list[Slot]]:
+    """What a board says of its pool, and its slots at this moment. Raises OSError, ValueError."""
+    with open(path, "rb") as file:
+        found = bytearray(file.read())
+    return bytes(found[:_HEADER_BYTES]).rstrip(b"\0"), _slots_in(memoryview(found))
+
+
+def _slots_in(memory: memoryview) -> list[Slot]:
+    words = memory[_HEADER_BYTES:].cast("Q")
+    return [Slot(words[at : at + _WORDS]) for at in range(0, len(words), _WORDS)]

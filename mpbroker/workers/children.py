@@ -12,15 +12,13 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from mpbroker.workers.board import Slot, State
+from mpbroker.workers.board import Slot
 from mpbroker.workers.config import PoolConfig
 from mpbroker.workers.figures import WorkerStats
+from mpbroker.workers.looking import Meter, worker_stats
 from mpbroker.workers.worker import member_name, run
-
-if TYPE_CHECKING:
-    import psutil
 
 _STOPPED_S: Final = 1.0
 """How long SIGSTOP may take: a process in the kernel's hands (a slow disk) stops when it comes back from there."""
@@ -55,7 +53,7 @@ class Child:
         self.last_words = ""
         self.cause: Any = None
         for slot in slots:
-            slot.starting()
+            slot.starting(serial)
         self.notices, theirs = multiprocessing.Pipe(duplex=False)
         process = multiprocessing.get_context("fork").Process(
             target=_lead, args=(config, serial, slots, share, theirs, [*inherited, self.notices.close], os.getpid())
@@ -71,9 +69,11 @@ class Child:
         self._process = process
         assert process.pid is not None
         self.pid: Final[int] = process.pid
+        for slot in slots:
+            slot.started(self.pid)
         with suppress(OSError):
             os.setpgid(self.pid, self.pid)  # here, too: whoever comes first
-        self._usage: psutil.Process | None = None
+        self._meter = Meter(self.pid)
 
     def reap(self) -> int | None:
         """The exit code of one that ended (negative: a signal); what it started and left is killed. None: it runs."""
@@ -109,31 +109,13 @@ class Child:
     def kill(self) -> None:
         self._signal_group(signal.SIGKILL)
 
-    def stats(self, config: PoolConfig) -> list[WorkerStats]:
+    def stats(self, pool: str, threads: int) -> list[WorkerStats]:
         """Of each of its threads."""
-        rss, cpu = self._memory_and_cpu()
-        now_ns, age = time.monotonic_ns(), time.monotonic() - self.started
-        found = []
-        for number, look in enumerate(slot.look() for slot in self.slots):
-            member = member_name(config.name, self.serial, number, config.threads)
-            message = f"m{look.sequence}" if look.state is State.BUSY else None
-            for_s = max(0, now_ns - look.since_ns) / 1e9
-            state, waiting = look.state.name.lower(), len(look.waiting)
-            found.append(
-                WorkerStats(member, self.pid, state, message, for_s, waiting, age, rss, cpu, look.done, look.failed)
-            )
-        return found
-
-    def _memory_and_cpu(self) -> tuple[int, float]:
-        import psutil
-
-        try:
-            if self._usage is None:
-                self._usage = psutil.Process(self.pid)
-            times = self._usage.cpu_times()
-            return int(self._usage.memory_info().rss), float(times.user + times.system)
-        except psutil.Error:
-            return 0, 0.0
+        used = self._meter.read()
+        return [
+            worker_stats(slot, used, member_name(pool, self.serial, number, threads))
+            for number, slot in enumerate(self.slots)
+        ]
 
     def _signal_group(self, number: int) -> None:
         with suppress(OSError):

@@ -31,6 +31,7 @@ def available_cpus() -> int:
 class PoolConfig:
     """See WorkerPool, whose arguments these are.
 
+    broker: its folder, for people.
     subscription: a SubscriptionAPI; None while only the rest is checked.
     initializer: called in each worker before its first message, with initargs pickled in it.
     log_format: "text" or "json" for a supervisor and workers that log to standard error; None for those that don't.
@@ -40,6 +41,7 @@ class PoolConfig:
     subscription: Any
     handler: Target
     processes: int
+    broker: str = ""
     threads: int = 1
     prefetch: int = 1
     ack: AckPolicy = AckPolicy.NACK_ON_ERROR

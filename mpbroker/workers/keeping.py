@@ -48,7 +48,9 @@ class Keeping:
         if look.deadline_ns != self._told:
             self._told = self._deadline = look.deadline_ns
         if not self.to_extend(look, now_ns):
-            is_over = look.state is State.BUSY and not self._is_acked_first and now_ns >= self._deadline
+            # How long a lease is was measured when it arrived: a little short.
+            end = self._deadline + look.lease_ns // _PARTS
+            is_over = look.state is State.BUSY and not self._is_acked_first and now_ns >= end
             return Need.LOSE if is_over else Need.NOTHING
         is_fresh = self._deadline - now_ns > look.lease_ns - look.lease_ns // _PARTS
         return Need.NOTHING if is_fresh else Need.EXTEND

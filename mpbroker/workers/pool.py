@@ -138,6 +138,7 @@ class WorkerPool:
             subscription=subscription,
             handler=target,
             processes=available_cpus() if processes is None else processes,
+            broker=broker._address.folder,
             threads=threads,
             prefetch=prefetch,
             ack=ack,

@@ -26,6 +26,7 @@ from mpbroker.workers.deaths import Exit, MemoryWatch, in_words
 from mpbroker.workers.figures import Death, PoolStats
 from mpbroker.workers.handling import logger
 from mpbroker.workers.keeping import LONGEST_PAUSE_S, Keeping, Need
+from mpbroker.workers.looking import Told
 from mpbroker.workers.worker import member_name
 
 _FIRST_BACKOFF_S: Final = 0.05
@@ -67,7 +68,15 @@ class Supervisor:
         self._config = config
         self._lifeline = lifeline
         self._has_owner = True
-        board = Board(config.processes * config.threads)
+        told = Told(
+            os.getpid(),
+            config.name,
+            config.subscription.topic,
+            config.subscription.name,
+            config.threads,
+            config.broker,
+        )
+        board = Board(config.processes * config.threads, told.encode())
         self._places = [_Place(config, board, number) for number in range(config.processes)]
         self._stage = Stage.RUNNING
         self._memory = MemoryWatch()
@@ -421,7 +430,7 @@ class Supervisor:
         return member_name(self._config.name, child.serial, number, self._config.threads)
 
     def _stats(self) -> PoolStats:
-        workers = [each for child in self._children() for each in child.stats(self._config)]
+        workers = [each for child in self._children() for each in child.stats(self._config.name, self._config.threads)]
         is_over = self._stage is not Stage.RUNNING and not workers
         subscription = self._config.subscription
         return PoolStats(

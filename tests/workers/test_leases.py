@@ -38,7 +38,7 @@ def test_what_waits_behind_a_long_message_is_kept_too(tmp_path: Path) -> None:
 
 
 def test_beyond_max_lease_a_message_is_anothers_and_its_handler_is_told(tmp_path: Path) -> None:
-    with bench(tmp_path, ack_timeout=0.3, max_deliveries=2) as b:
+    with bench(tmp_path, ack_timeout=1.0, max_deliveries=2) as b:
         b.publish()
         with b.pool(handlers.wait_until_told, processes=2, max_lease=0.2) as pool:
             until(lambda: sum(line[3] == "lost" for line in b.noted()) == 2)
@@ -71,7 +71,7 @@ def held(*sequences: int, lease_s: int, now_ns: int) -> Board:
     """A worker that fetched these at that time, and works on the first."""
     board = Board(1)
     slot = board.slots[0]
-    slot.starting()
+    slot.starting(1)
     slot.fetched(list(sequences), now_ns + lease_s * SECOND, lease_s * SECOND)
     slot.begins(sequences[0], len(sequences) - 1)
     return board

@@ -142,9 +142,7 @@ def test_a_broker_in_this_process_is_refused_for_other_processes_cannot_reach_it
     ],
     ids=str,
 )
-def test_an_argument_that_cannot_be_is_refused_before_anything_starts(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_an_argument_that_cannot_be_is_refused_before_anything_starts(tmp_path: Path, options: dict[str, Any]) -> None:
     with bench(tmp_path) as b, pytest.raises(ValueError, match=next(iter(options)).split("_")[0]):
         b.pool(**options)
 
