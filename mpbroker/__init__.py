@@ -15,6 +15,7 @@ from mpbroker.errors import (
     BrokerGone,
     BrokerNotFound,
     CallFailed,
+    ExecutorBroken,
     HandlerError,
     HeadersTooLarge,
     InsecureFolder,
@@ -35,6 +36,7 @@ from mpbroker.errors import (
     UnknownSubscription,
     UnknownTopic,
     VersionMismatch,
+    WorkerDied,
 )
 from mpbroker.local import MessageBroker, Subscription
 from mpbroker.messages import (
@@ -60,6 +62,7 @@ from mpbroker.workers import (
     AckPolicy,
     App,
     Death,
+    Executor,
     PoolStats,
     Reject,
     Retry,
@@ -92,6 +95,8 @@ __all__ = [
     "Death",
     "DedupingSubscriber",
     "Delivery",
+    "Executor",
+    "ExecutorBroken",
     "HandlerError",
     "HeadersTooLarge",
     "InsecureFolder",
@@ -131,6 +136,7 @@ __all__ = [
     "VersionMismatch",
     "WaitForRoom",
     "Work",
+    "WorkerDied",
     "WorkerPool",
     "WorkerStats",
     "__version__",

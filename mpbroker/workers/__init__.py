@@ -7,6 +7,7 @@ A client of brokers like any other: uses the public verbs alone.
 """
 
 from mpbroker.workers.app import App
+from mpbroker.workers.executor import Executor
 from mpbroker.workers.figures import Death, PoolStats, WorkerStats
 from mpbroker.workers.handling import Work, current_work
 from mpbroker.workers.pool import WorkerPool
@@ -16,6 +17,7 @@ __all__ = [
     "AckPolicy",
     "App",
     "Death",
+    "Executor",
     "PoolStats",
     "Reject",
     "Retry",

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from mpbroker.workers.board import Slot
+from mpbroker.workers.board import Slot, State
 from mpbroker.workers.config import PoolConfig
 from mpbroker.workers.figures import WorkerStats
 from mpbroker.workers.looking import Meter, worker_stats
@@ -94,8 +94,16 @@ class Child:
         for slot in self.slots:
             slot.stop()
         self.stop_by = by if self.stop_by is None else min(by, self.stop_by)
-        with suppress(OSError):
-            os.kill(self.pid, signal.SIGTERM)
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Wake it where it waits, to see that it is to stop; a handler that runs is not disturbed.
+
+        To be called again and again: a signal that comes right before a call of the system that waits does not end it.
+        """
+        if any(slot.look().state is State.IDLE for slot in self.slots):
+            with suppress(OSError):
+                os.kill(self.pid, signal.SIGTERM)
 
     def halt(self) -> None:
         """Stop it where it is, it and what it started, so that nothing of it goes on while its messages are moved."""

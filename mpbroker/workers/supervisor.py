@@ -34,6 +34,7 @@ _LONGEST_BACKOFF_S: Final = 10.0
 _IDLE_LOOK_S: Final = 0.1
 """Between two looks whether there is nothing left to do, for pools that end then."""
 
+_NUDGE_S: Final = 0.2
 _KEPT_DEATHS: Final = 100
 
 
@@ -68,14 +69,8 @@ class Supervisor:
         self._config = config
         self._lifeline = lifeline
         self._has_owner = True
-        told = Told(
-            os.getpid(),
-            config.name,
-            config.subscription.topic,
-            config.subscription.name,
-            config.threads,
-            config.broker,
-        )
+        its = config.subscription
+        told = Told(os.getpid(), config.name, its.topic, its.name, config.threads, config.broker)
         board = Board(config.processes * config.threads, told.encode())
         self._places = [_Place(config, board, number) for number in range(config.processes)]
         self._stage = Stage.RUNNING
@@ -110,6 +105,9 @@ class Supervisor:
             while self._signals:
                 self._on_signal(self._signals.popleft())
         self._tell("ended", self._reason, self._stats())
+        signal.set_wakeup_fd(-1)
+        for end in (self._selector, self._woken, self._wake):
+            end.close()
 
     def _listen(self) -> None:
         for end in (self._woken, self._wake):
@@ -147,7 +145,7 @@ class Supervisor:
                 continue
             for slot, keeping in zip(place.slots, place.keepings, strict=True):
                 pause = min(pause, keeping.pause_s(slot.look(), now_ns))
-            due = child.stop_by if child.stop_by is not None else inf
+            due = inf if child.stop_by is None else min(child.stop_by, now + _NUDGE_S)
             if not child.is_ready:
                 due = min(due, child.started + config.start_timeout_s)
             if config.max_age_s is not None and child.stop_by is None:
@@ -271,6 +269,7 @@ class Supervisor:
                 if now >= child.stop_by:
                     self._give_back_and_kill(place, child, None)
                     continue
+                child.nudge()
             elif config.max_age_s is not None and now - child.started >= config.max_age_s:
                 self._stop(place, child)
             if not child.is_ready and now - child.started >= config.start_timeout_s:

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 from mpbroker.errors import HandlerError, MpbrokerError
 
-_MAIN: Final = b"__main__"
+MAIN: Final = b"__main__"
 
 _GUARD: Final = (
     "workers import the program again to find it, and the program starts workers while it is imported: put what "
@@ -117,7 +117,7 @@ class Target:
             reason = f"it cannot be pickled ({error}); give a function that its module has under its name"
             raise HandlerError(name, reason) from error
         main = None
-        if _MAIN in pickled:
+        if MAIN in pickled:
             main = main_program()
             if main is None:
                 import_main(None, name)

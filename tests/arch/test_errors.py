@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import queue
+from concurrent.futures import BrokenExecutor
 
 import pytest
 
@@ -20,6 +21,7 @@ EXAMPLES: dict[str, list[tuple[object, ...]]] = {
     "BrokerGone": [("it was stopped",)],
     "BrokerNotFound": [("orders", "/run/user/1000/mpbroker", "there is no socket")],
     "CallFailed": [("KeyError: 7",)],
+    "ExecutorBroken": [("the broker is gone",)],
     "HandlerError": [("app:handle", "module app has no 'handle'")],
     "HeadersTooLarge": [("headers", 300, 256, "max_headers")],
     "InsecureFolder": [("/tmp/mpbroker-1000", "it belongs to user 1001")],
@@ -43,6 +45,7 @@ EXAMPLES: dict[str, list[tuple[object, ...]]] = {
     "UnknownSubscription": [("orders/billing",)],
     "UnknownTopic": [("orders",)],
     "VersionMismatch": [("0.1.0", "0.2.0")],
+    "WorkerDied": [(5, "worker died: signal 9 (SIGKILL)")],
 }
 """Class -> arguments as the code gives them."""
 
@@ -50,11 +53,13 @@ ALSO: dict[str, type[Exception]] = {
     "BrokerFull": queue.Full,
     "BrokerGone": ConnectionError,
     "BrokerNotFound": ConnectionError,
+    "ExecutorBroken": BrokenExecutor,
     "InvalidFilter": ValueError,
     "InvalidName": ValueError,
     "QueueFull": queue.Full,
     "UnknownSubscription": LookupError,
     "UnknownTopic": LookupError,
+    "WorkerDied": BrokenExecutor,
 }
 """Classes of Python that some errors are too."""
 

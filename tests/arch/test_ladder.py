@@ -80,6 +80,7 @@ LADDER: dict[str, set[str]] = {
     "local_pipeline": ENGINE | {"pipeline.*"},
     "local": ENGINE | {"api.*", "local_pipeline", "pipeline.*", "push.*"},
     "shm.*": SHM,
+    "idempotent": VALUES,
     "process": set(),
     **{module: MAY_IMPORT[name] for name in PROCESS for module in group(name)},
     # Clients like any other: the public verbs, and the classes that stand for a broker process.
