@@ -15,6 +15,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mpbroker import deliveries
 from mpbroker.testing import FakeClock, LeakCheck
 from mpbroker.testing.leaks import standing_helpers
 
@@ -34,6 +35,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+IS_COMPILED = not str(deliveries.__file__).endswith(".py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the compiled build only what is not patched can be tested; see scripts/compiled."""
+    if IS_COMPILED:
+        for item in items:
+            for mark in item.iter_markers("patches"):
+                item.add_marker(pytest.mark.skip(reason=f"{mark.args[0]}: in the compiled build that has no effect"))
 
 
 def _short_folder() -> Path:
