@@ -139,6 +139,8 @@ def streams_for_a_receipt(play: Play) -> None:
 def streams_and_goes_on(play: Play) -> None:
     """Leaves the sending to the publisher's own thread."""
     with _source(play) as source:
+        # It may still be at the message before, and what began before the trap was set is not seen by it.
+        _wait("the thread's rest", lambda: not source.publisher._is_tended)
         play.arm()
         receipt = source.put_with_receipt("p1")
         _wait("the answer", receipt.done)
