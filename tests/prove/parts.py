@@ -33,9 +33,9 @@ class Entry:
 
 
 PARTS = (
+    Entry("points", "tests.prove.points", 9.0, 60.0),
     Entry("volume", "tests.prove.volume", 6.0, 15.0),
     Entry("chaos", "tests.prove.chaos", 6.0, 25.0),
-    Entry("points", "tests.prove.points", 5.0, 60.0),
     Entry("simulation", "tests.simulation.part", 4.0, 25.0),
     Entry("fuzz", "tests.fuzz.part", 3.0, 40.0),
     Entry("rings", "tests.prove.rings", 3.0, 8.0),
