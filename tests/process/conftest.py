@@ -1,4 +1,4 @@
-"""Folders for the tests of names: short enough for sockets, and reachable by other users."""
+"""A broker of a test's own, and folders for the tests of names: short enough for sockets, and reachable by others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from mpbroker import BrokerManager, BrokerProxy
 from tests.process.holders import NOBODY
+
+
+@pytest.fixture
+def manager() -> Iterator[BrokerManager]:
+    with BrokerManager() as manager:
+        yield manager
+
+
+@pytest.fixture
+def broker(manager: BrokerManager) -> BrokerProxy:
+    return manager.broker()
 
 
 @pytest.fixture

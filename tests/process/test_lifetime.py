@@ -36,17 +36,6 @@ AT = ("orders", "billing")
 
 
 @pytest.fixture
-def manager() -> Iterator[BrokerManager]:
-    with BrokerManager() as manager:
-        yield manager
-
-
-@pytest.fixture
-def broker(manager: BrokerManager) -> BrokerProxy:
-    return manager.broker()
-
-
-@pytest.fixture
 def billing(broker: BrokerProxy) -> SubscriptionAPI:
     """Leases of an hour: whatever comes back, comes back for another reason."""
     broker.create_topic("orders")

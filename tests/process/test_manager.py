@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
 from multiprocessing import managers, spawn
 from pathlib import Path
 
@@ -34,12 +33,6 @@ from mpbroker.process.launch import BrokerProcess
 from tests.conformance.support import Call, until
 from tests.process import deeds
 from tests.process.puppets import LIMIT_S, Program, Puppet, wait_for_end, waits
-
-
-@pytest.fixture
-def manager() -> Iterator[BrokerManager]:
-    with BrokerManager() as manager:
-        yield manager
 
 
 def pid_of(manager: BrokerManager) -> int:

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,17 +26,6 @@ from tests.process import deeds
 from tests.process.puppets import LIMIT_S, Puppet, signal_until, wait_for_end, waits
 
 AT = ("orders", "billing")
-
-
-@pytest.fixture
-def manager() -> Iterator[BrokerManager]:
-    with BrokerManager() as manager:
-        yield manager
-
-
-@pytest.fixture
-def broker(manager: BrokerManager) -> BrokerProxy:
-    return manager.broker()
 
 
 @pytest.fixture
