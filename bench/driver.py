@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench import table
-from bench.results import Figure, Report, read, result_of, this_machine
+from bench.results import Figure, Report, read, result_of, this_machine, together
 from bench.server import folder
 from bench.terms import Scale, Terms
 from bench.workload import NotHere, Workload
@@ -33,7 +33,14 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--rounds", type=int, metavar="N", help="rounds a contestant (default 5, quick 1)")
     words.add_argument("--transport", metavar="NAME", help="which way mpbroker's frames travel: ring or manager")
     words.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    words.add_argument("--from", type=Path, metavar="FILE", dest="kept", help="measure nothing: show these results")
+    words.add_argument(
+        "--from",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        dest="kept",
+        help="measure nothing: show these results (repeatable: the rounds of separate runs as one)",
+    )
     words.add_argument("--chart", type=Path, metavar="STEM", help="draw STEM.png and STEM.svg")
     words.add_argument(
         "--readme", action="store_true", help="print the Markdown tables for the README, and nothing else"
@@ -59,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.kept is not None:
         try:
-            report = read(options.kept)
+            report = together([read(path) for path in options.kept])
         except (OSError, ValueError) as error:
             words.error(str(error))
     else:

@@ -11,7 +11,7 @@ import platform
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,6 +144,49 @@ def read(path: Path) -> Report:
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error!r}") from error
+
+
+def together(reports: Sequence[Report]) -> Report:
+    """Separate runs as one: all their rounds, so that medians and spreads are over all of them.
+
+    Raises:
+        ValueError: they differ in more than their date.
+    """
+    first = reports[0]
+    for other in reports[1:]:
+        if _terms_of(other) != _terms_of(first):
+            raise ValueError("runs of other workloads, contestants, machines or scales cannot be shown as one")
+    dates = dict.fromkeys(report.machine["date"] for report in reports)
+    results = [
+        replace(
+            result,
+            figures=[
+                _joined([report.results[place].figures[line] for report in reports])
+                for line in range(len(result.figures))
+            ],
+        )
+        for place, result in enumerate(first.results)
+    ]
+    machine = {**first.machine, "date": ", ".join(dates)}
+    return replace(first, machine=machine, rounds=sum(report.rounds for report in reports), results=results)
+
+
+def _terms_of(report: Report) -> tuple[object, ...]:
+    """All that must be the same in runs that are shown as one."""
+    names = [(result.key, [figure.name for figure in result.figures]) for result in report.results]
+    return {**report.machine, "date": ""}, report.scale, names
+
+
+def _joined(figures: Sequence[Figure]) -> Figure:
+    """One contestant in all runs; absent or failed when it was so in any."""
+    return Figure(
+        figures[0].name,
+        figures[0].side,
+        [value for figure in figures for value in figure.rounds],
+        {name: [value for figure in figures for value in figure.also.get(name, [])] for name in figures[0].also},
+        next((figure.absent for figure in figures if figure.absent is not None), None),
+        next((figure.failed for figure in figures if figure.failed is not None), None),
+    )
 
 
 def _result(kept: Mapping[str, Any]) -> Result:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.measure import percentile, typical
-from bench.results import Figure, Report, ratio, read
+from bench.results import Figure, Report, ratio, read, together
 from bench.workload import Side, Target
 
 
@@ -74,6 +75,48 @@ def test_the_file_tells_medians_and_verdicts_to_who_reads_it_without_this_progra
         "ratio": {"value": 4.0, "low": 3.0, "high": 10.0},
         "is": "reached",
     }
+
+
+def test_separate_runs_are_shown_as_one_with_all_their_rounds(report: Report) -> None:
+    slower = replace(
+        report,
+        machine={**report.machine, "date": "1970-01-01"},
+        results=[
+            replace(
+                result,
+                figures=[replace(figure, rounds=[value / 2 for value in figure.rounds]) for figure in result.figures],
+            )
+            for result in report.results
+        ],
+    )
+
+    both = together([report, slower])
+
+    assert both.rounds == 2 * report.rounds
+    assert both.machine["date"] == f"{report.machine['date']}, 1970-01-01"
+    for mine, first, second in zip(both.results, report.results, slower.results, strict=True):
+        assert [figure.rounds for figure in mine.figures] == [
+            [*one.rounds, *other.rounds] for one, other in zip(first.figures, second.figures, strict=True)
+        ]
+
+
+def test_a_contestant_that_failed_in_one_run_has_failed_in_all_of_them(report: Report) -> None:
+    figures = report.results[0].figures
+    broken = replace(report.results[0], figures=[replace(figures[0], rounds=[], failed="gone"), *figures[1:]])
+
+    both = together([report, replace(report, results=[broken, *report.results[1:]])])
+
+    assert [figure.failed for figure in both.results[0].figures[:2]] == ["gone", None]
+
+
+def test_runs_that_differ_in_more_than_their_date_are_not_shown_as_one(report: Report) -> None:
+    for other in (
+        replace(report, scale="other"),
+        replace(report, machine={**report.machine, "python": "2.7"}),
+        replace(report, results=report.results[:1]),
+    ):
+        with pytest.raises(ValueError, match="cannot be shown as one"):
+            together([report, other])
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "machine": 1}', "no"])
