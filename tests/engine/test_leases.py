@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mpbroker.engine import MessageBatch
+from mpbroker.engine.batch import MAX_BATCH
+from mpbroker.engine.leases import OFFSET_BITS, offsets
 from mpbroker.messages import Headers, Message, MessagePriority
 from tests.engine.bench import Bench, sequences, tokens
 
@@ -150,3 +154,16 @@ def test_a_lease_is_filed_under_the_stretches_of_sequences_that_it_touches_and_n
     bench.s.ack_tokens(tokens(leases))
     assert held._buckets == {}
     bench.check()
+
+
+@pytest.mark.parametrize("bits", [[], [0], [3], [0, 1, 2], [0, 2, 4, 6], [1, 2, 5, 6, 7, 9], [0, 3, 4, 255]])
+def test_the_bits_of_a_mask_are_found_whatever_lies_between_them(bits: list[int]) -> None:
+    assert list(offsets(sum(1 << bit for bit in bits))) == bits
+
+
+def test_the_last_copy_of_a_lease_is_found_where_it_lies_alone_beyond_a_boundary() -> None:
+    bench = Bench()
+    bench.publish(*range(MAX_BATCH))
+    (lease,) = bench.take()
+    assert lease.sequence >> OFFSET_BITS != (lease.sequence + MAX_BATCH - 1) >> OFFSET_BITS
+    assert bench.s.ack([MAX_BATCH], "w") == [True]

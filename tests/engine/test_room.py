@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mpbroker.engine import Engine, NoRoom, Payloads, Published, Subscription, Waiter, invariants
+from mpbroker.engine.room import ThreadWaiter
 from mpbroker.errors import QueueFull, UnknownTopic
 from mpbroker.messages import Headers
 from mpbroker.overflow import Overflow
@@ -247,3 +248,7 @@ def test_who_was_interrupted_before_it_stood_somewhere_can_leave() -> None:
     room.waiters["one"].leave()
     assert (room.line("a"), room.line("b")) == ([], [])
     room.check()
+
+
+def test_a_thread_that_is_not_woken_waits_no_longer_than_it_is_told() -> None:
+    assert not Call(lambda: ThreadWaiter(1).wait(0.01)).result()
