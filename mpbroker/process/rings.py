@@ -14,10 +14,11 @@ from typing import Final
 from mpbroker.process.link import Link
 from mpbroker.shm.link import RingEnd
 
-_SCAN_S: Final = 0.000_05
-"""Seconds that a ring is looked at in each turn after the last bytes went through it: about what ringing costs."""
+_SCAN_S: Final = 0.000_15
+"""Seconds that a ring is looked at in each turn after the last bytes went through it: about what ringing costs, and
+enough for a client on a slow processor to come again with its next call."""
 
-_SOON_S: Final = 0.000_2
+_SOON_S: Final = 0.000_4
 """Bytes that come within that after the last ones would have been seen without ringing; then looking longer pays."""
 
 _let_others: Final = getattr(os, "sched_yield", lambda: None)
