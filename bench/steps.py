@@ -22,6 +22,7 @@ from bench.measure import PAYLOAD
 from mpbroker._version import __version__
 from mpbroker.deliveries import Delivery
 from mpbroker.engine import Engine
+from mpbroker.loans import Loan
 from mpbroker.pipeline import Answer
 from mpbroker.pipeline.batches import BATCH_MESSAGES, Batch
 from mpbroker.pipeline.consumer import Consumer, Run
@@ -29,9 +30,9 @@ from mpbroker.pipeline.publisher import WINDOW, Publisher
 from mpbroker.pipeline.settling import Settler, ranges_of
 from mpbroker.process import frames, handshake, payloads
 from mpbroker.process.effects import Send
-from mpbroker.process.handle import ReceivedBatch
 from mpbroker.process.limits import Limits
 from mpbroker.process.link import READ_BYTES, Link
+from mpbroker.process.received import ReceivedBatch
 from mpbroker.process.sessions import Sessions
 from mpbroker.shm.link import RingEnd
 from mpbroker.shm.ring import HEAD_BYTES, Ring
@@ -110,6 +111,9 @@ class PromptWire:
         self._out = 0
 
     def encode(self, payload: Any) -> tuple[Any, int]:
+        raise NotImplementedError
+
+    def loan(self, nbytes: int) -> Loan:
         raise NotImplementedError
 
     def take(self, is_anything_out: bool) -> bool:

@@ -11,6 +11,7 @@ from mpbroker.api import BrokerAPI, SubscriptionAPI
 from mpbroker.deliveries import Delivery
 from mpbroker.errors import (
     AccessRefused,
+    ArenaFull,
     BrokerFailed,
     BrokerFull,
     BrokerGone,
@@ -35,6 +36,7 @@ from mpbroker.errors import (
     UnknownTopic,
     VersionMismatch,
 )
+from mpbroker.loans import Loan
 from mpbroker.local import MessageBroker, Subscription
 from mpbroker.messages import (
     Attempt,
@@ -59,6 +61,7 @@ logging.getLogger("mpbroker").addHandler(logging.NullHandler())
 
 __all__ = [
     "AccessRefused",
+    "ArenaFull",
     "Attempt",
     "AttemptOutcome",
     "BrokerAPI",
@@ -80,6 +83,7 @@ __all__ = [
     "InvalidFilter",
     "InvalidName",
     "LimitReached",
+    "Loan",
     "Message",
     "MessageBroker",
     "MessagePriority",

@@ -143,6 +143,23 @@ class PayloadTooLarge(MpbrokerError, ValueError):
         )
 
 
+class ArenaFull(MpbrokerError, queue.Full):
+    """A large payload found no room in the arena in time; nothing was published, and small messages go on.
+
+    Args: bytes of the payload, the option that bounds the arena, its limit in bytes, bytes that are used, the process
+    that pins most (0: unknown, or none does), bytes that it pins.
+    """
+
+    def __str__(self) -> str:
+        size, option, limit, used, pid, pinned = self.args
+        who = f"process {pid} looks at {pinned:,} of them" if pinned else "messages in queues hold them"
+        return (
+            f"no room for {size:,} bytes in the arena, whose {option} is {limit:,}: {used:,} bytes are needed, and "
+            f"{who}; nothing was published. It goes when readers ack and let go of what they look at (poll(copy=True) "
+            f"keeps nothing); `mpbroker status` says who has how much, and a larger {option} raises the limit"
+        )
+
+
 class HeadersTooLarge(MpbrokerError, ValueError):
     """A message has more headers than the broker takes; nothing was published.
 

@@ -19,6 +19,7 @@ from mpbroker.deliveries import Delivery
 from mpbroker.engine import MAX_BATCH, Engine, Lease, MessageBatch, NoRoom, Payloads, Published
 from mpbroker.engine import Subscription as EngineSubscription
 from mpbroker.errors import SubscriptionConflict, UnknownSubscription
+from mpbroker.loans import Loan, empty_loan
 from mpbroker.local_pipeline import LocalFetchWire, LocalPublishWire, LocalSettleWire
 from mpbroker.messages import (
     DeadLetter,
@@ -83,7 +84,15 @@ class Subscription(SubscriptionAPI):
             for index in range(lease.start, lease.stop)
         ]
 
-    def _poll(self, member: str, now: float | None, max_messages: int, timeout: float | None) -> list[Delivery]:
+    def _poll(
+        self,
+        member: str,
+        now: float | None,
+        max_messages: int,
+        timeout: float | None,
+        *,
+        copy: bool = False,  # noqa: ARG002 - payloads are what was published
+    ) -> list[Delivery]:
         dispatcher = member[0] == "$"
         if timeout == 0.0:
             leases = self._engine.take(member, self._now(now), max_messages, dispatcher=dispatcher)
@@ -92,7 +101,14 @@ class Subscription(SubscriptionAPI):
             leases = self._engine.take_waiting(member, clock, max_messages, timeout, dispatcher=dispatcher)
         return self._deliveries(leases)
 
-    def _consume(self, member: str, prefetch: int, idle_timeout: float | None) -> Consumer:
+    def _consume(
+        self,
+        member: str,
+        prefetch: int,
+        idle_timeout: float | None,
+        *,
+        copy: bool = False,  # noqa: ARG002 - payloads are what was published
+    ) -> Consumer:
         settler = Settler(self, LocalSettleWire(self._engine, self._done))
         fetch = LocalFetchWire(self._engine, member, self._broker._clock, self._done)
         return Consumer(self.subscription_id, member, prefetch, idle_timeout, fetch, settler)
@@ -270,6 +286,8 @@ class MessageBroker(BrokerAPI):
     def _publish(
         self, topic: str, payloads: list[Any], headers: dict[str, str], priority: MessagePriority
     ) -> list[Message]:
+        if Loan in map(type, payloads):
+            payloads = [each.take() if type(each) is Loan else each for each in payloads]
         contents = [Payloads(payloads[at : at + MAX_BATCH]) for at in range(0, len(payloads), MAX_BATCH)]
         copied, now = Headers(headers), self._clock()
         engine = self._engine
@@ -283,6 +301,9 @@ class MessageBroker(BrokerAPI):
             published = engine.publish_waiting(topic, contents, copied, priority, wall_clock, clock, now)
         engine.trash.clear()
         return [batch.message(index) for batch in published.batches for index in range(batch.count)]
+
+    def _loan(self, nbytes: int) -> Loan:
+        return empty_loan(nbytes)
 
     def _publisher(self, topic: str, options: PublishOptions) -> Publisher:
         return Publisher(topic, LocalPublishWire(self._engine, self._wall_clock, self._clock), options)

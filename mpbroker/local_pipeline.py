@@ -13,6 +13,7 @@ from math import inf
 from typing import Any, Final
 
 from mpbroker.engine import Engine, Lease, MessageBatch, NoRoom, Payloads, Subscription, ThreadWaiter
+from mpbroker.loans import Loan, empty_loan
 from mpbroker.messages import Headers, MessagePriority
 from mpbroker.pipeline import Answer, Batch, Run
 from mpbroker.pipeline.publisher import WINDOW
@@ -37,7 +38,10 @@ class LocalPublishWire:
         self._out: deque[_Publish] = deque()
 
     def encode(self, payload: Any) -> tuple[Any, int]:
-        return payload, 0
+        return (payload.take() if type(payload) is Loan else payload), 0
+
+    def loan(self, nbytes: int) -> Loan:
+        return empty_loan(nbytes)
 
     def take(self, is_anything_out: bool) -> bool:  # noqa: ARG002 - there is nothing to lose on the way
         # All that has no answer is sent again; what an interrupted call has published says so itself.

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from mpbroker import checks
 from mpbroker.api.subscription import SubscriptionAPI
+from mpbroker.loans import Loan
 from mpbroker.messages import (
     DeadLetter,
     Message,
@@ -136,8 +137,11 @@ class BrokerAPI(ABC):
                 nothing was published.
             PayloadError: the payload cannot travel; nothing was published.
             BrokerFull (a QueueFull), PayloadTooLarge, HeadersTooLarge: of a broker process, whose max_queue_bytes,
-                max_payload_bytes or max_frame_bytes, max_headers or max_header_bytes it exceeds; nothing was
+                max_payload_bytes, max_frame_bytes or max_client_arena_bytes, max_headers or max_header_bytes it
+                exceeds; nothing was published.
+            ArenaFull: a large payload found no room in the arena within the broker's arena_timeout; nothing was
                 published.
+            BufferError: views of a loan are left.
         """
         return self._publish(
             checks.name(topic, "topic"), [payload], checks.headers(headers), checked_priority(priority)
@@ -185,6 +189,17 @@ class BrokerAPI(ABC):
             InvalidName, TypeError, ValueError: an argument that cannot be.
         """
         return self._publisher(topic, PublishOptions(max_messages=max_messages, max_bytes=max_bytes, linger=linger))
+
+    def loan(self, nbytes: int) -> Loan:
+        """Memory to write a large payload into, which is then published without being copied: ``publish(topic, loan)``.
+
+        Of a broker process's arena where there is one and ``nbytes`` are not below its arena_threshold, else of this
+        process. Readers get a read-only memoryview. Waits for room as publish does; see Loan.
+
+        Raises:
+            ArenaFull, PayloadTooLarge: as for publish. TypeError, ValueError: no size.
+        """
+        return self._loan(checks.count(nbytes, "nbytes", minimum=0))
 
     # -- dead letters -------------------------------------------------------------------------------------------------
 
@@ -315,6 +330,9 @@ class BrokerAPI(ABC):
     def _publish(
         self, topic: str, payloads: list[Any], headers: dict[str, str], priority: MessagePriority
     ) -> list[Message]: ...
+
+    @abstractmethod
+    def _loan(self, nbytes: int) -> Loan: ...
 
     @abstractmethod
     def _publisher(self, topic: str, options: PublishOptions) -> Publisher: ...

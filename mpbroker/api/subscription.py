@@ -56,6 +56,7 @@ class SubscriptionAPI(ABC):
         max_messages: int = 1,
         *,
         timeout: float | None = 0.0,
+        copy: bool = False,
     ) -> list[Delivery]:
         """Hand up to ``max_messages`` ready messages to ``member``.
 
@@ -69,6 +70,9 @@ class SubscriptionAPI(ABC):
             max_messages: at least 1; fewer may come, in one poll, than are ready: from a broker process at most
                 16,384, and what fits its max_frame_bytes.
             timeout: seconds, at least 0, or None.
+            copy: have large payloads copied into this process now. Otherwise they are read where their publisher put
+                them, as read-only arrays and views, and nobody else has that memory until the last of these, and the
+                delivery, are gone. In one process nothing is copied: payloads are what was published.
 
         Returns:
             Deliveries, or an empty list when nothing became ready in time.
@@ -84,9 +88,11 @@ class SubscriptionAPI(ABC):
         timeout = checks.optional_seconds(timeout, "timeout")
         if checked_now is not None and timeout != 0.0:
             raise ValueError("timeout must be 0 when now is given: a poll cannot wait in a time that does not pass")
-        return self._poll(member, checked_now, max_messages, timeout)
+        return self._poll(member, checked_now, max_messages, timeout, copy=checks.flag(copy, "copy"))
 
-    def consume(self, member: str, *, prefetch: int = PREFETCH, idle_timeout: float | None = None) -> Consumer:
+    def consume(
+        self, member: str, *, prefetch: int = PREFETCH, idle_timeout: float | None = None, copy: bool = False
+    ) -> Consumer:
         """A Consumer: an iterator of deliveries that fetches ahead and acks in the background, many times as fast.
 
         Connects when it is iterated. Use it as a context manager, or close it: what it fetched and did not yield is
@@ -97,6 +103,7 @@ class SubscriptionAPI(ABC):
             prefetch: messages that may be fetched, or yielded and not settled; 1 to 1,000,000, default 256. The last
                 of them waits for the work of all others, which must be over before its lease ends: for slow work, few.
             idle_timeout: iteration ends when no message comes for so many seconds; None: never.
+            copy: as for poll.
 
         Raises:
             InvalidName, TypeError, ValueError: an argument that cannot be.
@@ -105,6 +112,7 @@ class SubscriptionAPI(ABC):
             checks.name(member, "member"),
             checks.count(prefetch, "prefetch", maximum=MAX_PREFETCH),
             checks.optional_seconds(idle_timeout, "idle_timeout"),
+            copy=checks.flag(copy, "copy"),
         )
 
     def ack(self, message_id: str, member: str) -> bool:
@@ -229,10 +237,12 @@ class SubscriptionAPI(ABC):
         """The delays between attempts, or None."""
 
     @abstractmethod
-    def _poll(self, member: str, now: float | None, max_messages: int, timeout: float | None) -> list[Delivery]: ...
+    def _poll(
+        self, member: str, now: float | None, max_messages: int, timeout: float | None, *, copy: bool = False
+    ) -> list[Delivery]: ...
 
     @abstractmethod
-    def _consume(self, member: str, prefetch: int, idle_timeout: float | None) -> Consumer: ...
+    def _consume(self, member: str, prefetch: int, idle_timeout: float | None, *, copy: bool = False) -> Consumer: ...
 
     @abstractmethod
     def _ack_ids(self, message_ids: Sequence[str], member: str) -> list[bool]: ...

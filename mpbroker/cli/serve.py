@@ -25,6 +25,10 @@ _MAX_QUEUE_BYTES = 1024 * 1024 * 1024
 _MAX_DEAD_LETTERS = 10_000
 _MAX_RINGS = 512
 _RING_BYTES = 256 * 1024
+_ARENA_THRESHOLD = 256 * 1024
+_MAX_ARENA_BYTES = 1024 * 1024 * 1024
+_MAX_CLIENT_ARENA_BYTES = 512 * 1024 * 1024
+_ARENA_TIMEOUT = 30.0
 _FRAME_TIMEOUT = 30.0
 
 
@@ -63,6 +67,18 @@ def serve(
     ring_bytes: Annotated[
         int, typer.Option(help="Shared memory of a connection each way, in multiples of 4096; 0: none.")
     ] = _RING_BYTES,
+    arena_threshold: Annotated[
+        int, typer.Option(help="Bytes of a payload from which it is read in place, at least 65536; 0: none is.")
+    ] = _ARENA_THRESHOLD,
+    max_arena_bytes: Annotated[int, typer.Option(help="Bytes of shared memory for payloads of all clients.")] = (
+        _MAX_ARENA_BYTES
+    ),
+    max_client_arena_bytes: Annotated[
+        int, typer.Option(help="Bytes of shared memory for payloads of one client process.")
+    ] = _MAX_CLIENT_ARENA_BYTES,
+    arena_timeout: Annotated[
+        float, typer.Option(help="Seconds that a publish waits for room in that memory.")
+    ] = _ARENA_TIMEOUT,
     frame_timeout: Annotated[
         float,
         typer.Option(help="Seconds a request may take to arrive or a reply to be read, and one more for each MiB."),
@@ -104,6 +120,10 @@ def serve(
             max_waiting_calls=max_waiting_calls,
             max_rings=max_rings,
             ring_bytes=ring_bytes,
+            arena_threshold=arena_threshold,
+            max_arena_bytes=max_arena_bytes,
+            max_client_arena_bytes=max_client_arena_bytes,
+            arena_timeout=arena_timeout,
             frame_timeout=frame_timeout,
         )
     except (TypeError, ValueError) as error:

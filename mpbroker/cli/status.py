@@ -11,7 +11,7 @@ from mpbroker.cli.output import duration, plural, say, shown, size, table
 
 if TYPE_CHECKING:
     from mpbroker.messages import SubscriptionStats, TopicStats
-    from mpbroker.process.frames import Report, Warned
+    from mpbroker.process.frames import ArenaUse, Report, Warned
 
 _COLUMNS = ("ready", "delayed", "in_flight", "dead", "acked", "redelivered", "late_acks", "dropped")
 
@@ -42,6 +42,10 @@ def _as_dict(
         "limits": {what: {"used": used, "limit": limit} for what, (used, limit) in report.limits.items()},
         "bounds": report.bounds,
         "counters": report.counters,
+        "arena": [
+            {"pid": each.pid, "reserved": each.reserved, "used": each.used, "pinned": each.pinned}
+            for each in report.arena
+        ],
         "warnings": [
             {"kind": each.kind, "name": each.name, "used": each.used, "limit": each.limit, "text": _warning(each)}
             for each in report.warnings
@@ -66,6 +70,7 @@ def _as_text(
         f"in use: {', '.join(limits)}",
         f"so far: {', '.join(counters)}",
         f"bounds: {', '.join(bounds)}",
+        *(f"arena: {_arena_use(each)}" for each in report.arena),
         *(f"warning: {_warning(each)}" for each in report.warnings),
         "",
     ]
@@ -82,6 +87,11 @@ def _as_text(
             rows.append([shown(each), *(f"{getattr(stats, column):,}" for column in _COLUMNS)])
         lines += ["", table(rows, right=range(1, len(_COLUMNS) + 1))]
     return "\n".join(lines)
+
+
+def _arena_use(use: ArenaUse) -> str:
+    who = f"process {use.pid}" if use.pid else "processes that ended"
+    return f"{who} reserved {size(use.reserved)}, {size(use.used)} of that needed; looks at {size(use.pinned)}"
 
 
 def _warning(warned: Warned) -> str:

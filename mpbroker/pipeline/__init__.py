@@ -10,9 +10,9 @@ Both are the same over every kind of broker: how bytes get there is a Wire. Impo
 and by what implements it.
 """
 
-from mpbroker.pipeline.batches import Answer, Batch, Receipt
+from mpbroker.pipeline.batches import Answer, Batch, PublishWire, Receipt
 from mpbroker.pipeline.consumer import Consumer, FetchWire, Run
-from mpbroker.pipeline.publisher import Publisher, PublishOptions, PublishWire
+from mpbroker.pipeline.publisher import Publisher, PublishOptions
 from mpbroker.pipeline.settling import Settler, SettleWire
 
 __all__ = [

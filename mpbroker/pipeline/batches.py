@@ -1,14 +1,16 @@
 """What a publisher sends in one: consecutive payloads with the same headers and priority.
 
-Owns Batch, a plain record that the publisher fills and its wire sends, and Receipt, the look at one message of it.
+Owns Batch, a plain record that the publisher fills and its wire sends; Receipt, the look at one message of it; and what
+such a wire is.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mpbroker import checks
+from mpbroker.loans import Loan
 from mpbroker.messages import Headers, Message, MessagePriority
 
 if TYPE_CHECKING:
@@ -132,3 +134,37 @@ class Receipt:
     def __repr__(self) -> str:
         state = "waits" if self._batch.answer is None else repr(self._batch.answer)
         return f"<Receipt of a message to {self._publisher.topic!r}: {state}>"
+
+
+class PublishWire(Protocol):
+    """The way of batches to a broker. Everything but `encode` is called by one thread at a time."""
+
+    payload_bytes: int
+    """Bound of one payload; 0 before `take` was called."""
+
+    window: int
+    """Batches that may be out without an answer: at most WINDOW, and no more than the answers of fit the way back."""
+
+    def encode(self, payload: Any) -> tuple[Any, int]:
+        """What goes into a batch for a payload that is not some bytes, and its size. May wait for room in an arena, and
+        connect. Raises PayloadError, and what these raise."""
+
+    def loan(self, nbytes: int) -> Loan: ...
+
+    def take(self, is_anything_out: bool) -> bool:
+        """Begin to use the line; whether it is another one, on which nothing was sent. Without `put` it is the last use
+        of it. is_anything_out: batches were sent that have no answer. Raises what says that the broker is gone, or does
+        not answer."""
+
+    def put(self) -> None:
+        """End to use the line: all that was begun on it was finished."""
+
+    def send(self, topic: str, batch: Batch) -> None: ...
+
+    def receive(self, timeout_s: float | None) -> Answer | Exception | None:
+        """The answer to the first batch that has none yet; None: none came in so many seconds."""
+
+    def forget(self) -> None:
+        """In a forked child: let go of what is the parent's."""
+
+    def close(self) -> None: ...

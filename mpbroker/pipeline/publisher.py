@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import islice
 from types import TracebackType
-from typing import Any, Final, NoReturn, Protocol, Self, TypedDict
+from typing import Any, Final, NoReturn, Self, TypedDict
 
 from mpbroker import checks
 from mpbroker.errors import AccessRefused, BrokerGone, PayloadTooLarge, ProtocolViolation
+from mpbroker.loans import Loan
 from mpbroker.messages import MessagePriority, checked_priority
-from mpbroker.pipeline.batches import BATCH_BYTES, BATCH_MESSAGES, Answer, Batch, Receipt
+from mpbroker.pipeline.batches import BATCH_BYTES, BATCH_MESSAGES, Answer, Batch, PublishWire, Receipt
 from mpbroker.pipeline.tending import Tended
 
 WINDOW: Final = 64
@@ -45,37 +46,6 @@ class PublishOptions(TypedDict, total=False):
     max_messages: int
     max_bytes: int
     linger: float
-
-
-class PublishWire(Protocol):
-    """The way of batches to a broker. Everything but `encode` is called by one thread at a time."""
-
-    payload_bytes: int
-    """Bound of one payload; 0 before `take` was called."""
-
-    window: int
-    """Batches that may be out without an answer: at most WINDOW, and no more than the answers of fit the way back."""
-
-    def encode(self, payload: Any) -> tuple[Any, int]:
-        """What goes into a batch for a payload that is no bytes, and its size. Raises PayloadError."""
-
-    def take(self, is_anything_out: bool) -> bool:
-        """Begin to use the line; whether it is another one, on which nothing was sent. Without `put` it is the last use
-        of it. is_anything_out: batches were sent that have no answer. Raises what says that the broker is gone, or does
-        not answer."""
-
-    def put(self) -> None:
-        """End to use the line: all that was begun on it was finished."""
-
-    def send(self, topic: str, batch: Batch) -> None: ...
-
-    def receive(self, timeout_s: float | None) -> Answer | Exception | None:
-        """The answer to the first batch that has none yet; None: none came in so many seconds."""
-
-    def forget(self) -> None:
-        """In a forked child: let go of what is the parent's."""
-
-    def close(self) -> None: ...
 
 
 class Publisher(Tended):
@@ -131,10 +101,11 @@ class Publisher(Tended):
         Raises:
             An error of a batch before, which nobody has seen yet; then this message was not taken.
             PayloadError, PayloadTooLarge, TypeError, ValueError: it can't be published; nothing changes.
+            ArenaFull: as `publish` of a broker; nothing changes.
             BrokerGone: the broker ended, with so many messages unconfirmed, this one included.
             Whatever interrupts it (KeyboardInterrupt): the message was taken or not, and is never published twice.
         """
-        if type(payload) is bytes:
+        if type(payload) is bytes and len(payload) < BATCH_BYTES:
             part: Any = payload
             size = len(payload) + _OVERHEAD
         else:
@@ -211,6 +182,11 @@ class Publisher(Tended):
 
     def __repr__(self) -> str:
         return f"<Publisher to {self.topic!r}: {self._unconfirmed()[0]} messages unconfirmed>"
+
+    def loan(self, nbytes: int) -> Loan:
+        """Memory to write a large payload into, and publish here; as `loan` of a broker."""
+        self._check_open()
+        return self._wire.loan(checks.count(nbytes, "nbytes", minimum=0))
 
     # -- batches ------------------------------------------------------------------------------------------------------
 

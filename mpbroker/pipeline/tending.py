@@ -37,6 +37,9 @@ class Tended(ABC):
     def _before_fork(self) -> None:
         """Send what can be sent without waiting; raises nothing."""
 
+    def _forked(self) -> None:  # noqa: B027 - most have nothing to do
+        """In the parent, after a fork, whatever became of it."""
+
     @abstractmethod
     def _after_fork(self) -> None:
         """In the child, which has nothing of the parent's, and only one thread."""
@@ -129,12 +132,17 @@ def _at_exit(reference: weakref.ref[Tended]) -> None:
 def _see_to_forks() -> None:
     register = getattr(os, "register_at_fork", None)
     if register is not None:
-        register(before=_before_fork, after_in_child=_after_fork)
+        register(before=_before_fork, after_in_parent=_forked, after_in_child=_after_fork)
 
 
 def _before_fork() -> None:
     for tended in list(_tended):
         tended._before_fork()
+
+
+def _forked() -> None:
+    for tended in list(_tended):
+        tended._forked()
 
 
 def _after_fork() -> None:

@@ -342,7 +342,7 @@ def open_channel(
         raise VersionMismatch(__version__, located.info.version)
     deadline = time.monotonic() + timeout_s
     nonce = os.urandom(NONCE_BYTES)
-    hello = Hello(frames.PROTOCOL, __version__, role, session, number, replaces, nonce, answered)
+    hello = Hello(frames.PROTOCOL, __version__, role, session, number, replaces, nonce, answered, os.getpid())
     channel = Channel(located.connect(timeout_s), number)
     try:
         channel._greet(hello, located, deadline)

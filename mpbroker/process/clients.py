@@ -14,12 +14,18 @@ from typing import Final
 from mpbroker.engine import Subscription, Waiter
 from mpbroker.errors import AccessRefused, ProtocolViolation, QueueFull
 from mpbroker.messages import Headers, MessagePriority
+from mpbroker.process.blocks import Lender
 from mpbroker.process.encoded import EncodedPayloads
-from mpbroker.process.frames import MAX_HELLO_BYTES, REMEMBERED, Reply
+from mpbroker.process.frames import MAX_HELLO_BYTES, REMEMBERED, Hello, Reply
+from mpbroker.process.meter import Pinned
 
 MAX_LOST: Final = 64
 """Connections that closed with an unconfirmed answer, remembered for each session. A caller whose call was interrupted
 names its connection in its next call; one that never calls again leaves its copies to the end of their leases."""
+
+
+HandedOver = tuple[int, int]
+"""The numbers of a subscription, and of a lease of it."""
 
 
 class Stage(Enum):
@@ -33,12 +39,14 @@ class Stage(Enum):
 class Role(StrEnum):
     """What a connection is for.
 
-    PRESENCE: one a process, silent until Goodbye; its end is the end of the process. CALL: requests. ADMIN: requests
-    and Stop; needs no presence, and cannot hold messages without one.
+    PRESENCE: one a process, silent until Goodbye; its end is the end of the process. CALL: requests. LANE: segments
+    and pins, which outlive the process for the broker, see memory. ADMIN: requests and Stop; needs no presence, and
+    cannot hold messages without one.
     """
 
     PRESENCE = "presence"
     CALL = "call"
+    LANE = "lane"
     ADMIN = "admin"
 
 
@@ -81,6 +89,15 @@ class ParkedPublish:
     began: float
     waiter: Waiter
     refusal: QueueFull
+
+
+@dataclass(slots=True, eq=False)
+class ParkedFreed:
+    """A call that waits until a block of its process is free. seen: of the lender's log."""
+
+    connection: Connection
+    lender: Lender
+    seen: int
 
 
 @dataclass(slots=True, eq=False)
@@ -129,6 +146,7 @@ class Connection:
         request_bytes: of the request that is served, as it came.
         answers: calls answered; last: what the last of them handed over, until the next call confirms it.
         numbered: of the publisher whose connection it is; publishing: the number of its publish that is served.
+        pid: as its process says. pins: of a lane, or of a presence without one: the blocks of what it was handed.
     """
 
     id: int
@@ -144,12 +162,25 @@ class Connection:
     session: Session | None = None
     has_asked: bool = False
     rings: bool = False
-    parked: Parked | ParkedPublish | None = None
+    parked: Parked | ParkedPublish | ParkedFreed | None = None
     request_bytes: int = 0
     answers: int = 0
     last: HandOver | None = None
     numbered: Numbered | None = None
     publishing: int = 0
+    pid: int = 0
+    pins: dict[HandedOver, Pinned] = field(default_factory=dict)
+
+    def said_hello(self, hello: Hello, body: bytes) -> None:
+        """And is asked for its proof now. Raises ProtocolViolation."""
+        try:
+            self.role = Role(hello.role)
+        except ValueError:
+            raise ProtocolViolation("the hello has an unknown role") from None
+        self.number, self.replaces, self.answered = hello.connection, hello.replaces, hello.answered
+        self.session_id, self.pid = hello.session, hello.pid
+        self.hello = body
+        self.stage = Stage.CHALLENGED
 
 
 @dataclass(slots=True, eq=False)
@@ -163,6 +194,7 @@ class Session:
         lost: hand-overs of connections that closed unconfirmed, by the client's number, with the answers until then.
         numbered: of connections that closed, by the client's number; forgotten: the highest that is not kept any more.
         prune_at: so many in polled, and those that ended are forgotten.
+        lane: the last one that it opened; lends: what it has in the arena.
     """
 
     id: bytes
@@ -174,6 +206,20 @@ class Session:
     numbered: OrderedDict[int, Numbered] = field(default_factory=OrderedDict)
     forgotten: int = 0
     prune_at: int = 64
+    lane: Connection | None = None
+    lends: Lender | None = None
+
+    @property
+    def pinning(self) -> Connection:
+        """Where what it is handed is pinned."""
+        return self.presence if self.lane is None else self.lane
+
+    def unpin(self, hand_over: HandOver) -> None:
+        """It was not handed that after all."""
+        for connection in self.connections.values():
+            if connection.pins:
+                for lease in hand_over.leases:
+                    connection.pins.pop((hand_over.subscription.number, lease), None)
 
     def holds(self, subscription: Subscription) -> None:
         """It was handed copies of a subscription, or its dispatcher's place."""
@@ -212,7 +258,7 @@ def check_place(peer: Connection, session: Session | None) -> None:
         if peer.replaces:
             raise ProtocolViolation("a presence replaces no other connection")
         return
-    if session is None and peer.role is Role.CALL:
+    if session is None and peer.role is not Role.ADMIN:
         raise AccessRefused("its process has no presence connection, or is taken for dead")
     if session is not None:
         if peer.number in session.connections:

@@ -25,10 +25,13 @@ from mpbroker.errors import (
     PayloadTooLarge,
     ProtocolViolation,
 )
+from mpbroker.loans import Loan, empty_loan
 from mpbroker.process import frames, peers
 from mpbroker.process.channel import Channel, Ended, rebuild
 from mpbroker.process.frames import Failed, Frame, Gone, Reply, Welcome
+from mpbroker.process.lending import Lending, Unopened
 from mpbroker.process.naming import OVERLOADED, Located, Transport, locate_at
+from mpbroker.process.payloads import Place
 from mpbroker.process.presence import CONNECT_S, Session
 
 _END_S: Final = 1.0
@@ -130,6 +133,22 @@ class ClientProcess:
     def welcome(self) -> Welcome:
         """What the broker said of itself; connects if need be."""
         return (self._session or self.open()).welcome
+
+    def place(self) -> Place | None:
+        """Where large payloads are put; None: they travel as they are. Connects for a large one alone."""
+        return Unopened(self._lending) if self._session is None else self._lending()
+
+    def _lending(self) -> Lending | None:
+        session = self._session or self.open()
+        return session.lending or session.place(
+            lambda request: self.exchange(request, _as_it_is), lambda error: self._ended(session, error)
+        )
+
+    def loan(self, nbytes: int) -> Loan:
+        """Memory to write a payload into: of the arena, where it is large and there is one."""
+        place = self._lending()
+        loan = place.loan(nbytes) if place is not None and nbytes >= place.threshold else None
+        return empty_loan(nbytes) if loan is None else loan
 
     @property
     def session(self) -> Session | None:
@@ -335,6 +354,10 @@ def _let_go() -> None:
         client = reference()
         if client is not None:
             client._after_fork()
+
+
+def _as_it_is(reply: Reply) -> Reply:
+    return reply
 
 
 def _said(words: Gone) -> str:

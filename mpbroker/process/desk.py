@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from mpbroker import checks
-from mpbroker.engine import HELD_BYTES, Engine, NoRoom, Subscription, Waiter
+from mpbroker.engine import HELD_BYTES, Engine, Lease, NoRoom, Subscription, Waiter
 from mpbroker.errors import (
     InvalidName,
     LimitReached,
@@ -27,11 +26,14 @@ from mpbroker.errors import (
 )
 from mpbroker.filters import Filter
 from mpbroker.messages import Headers, MessagePriority
-from mpbroker.process.clients import Connection, HandOver, Parked, ParkedPublish, Session
-from mpbroker.process.encoded import EncodedPayloads, Meter, grant
+from mpbroker.process.about import COUNTERS, TOTALS, About
+from mpbroker.process.blocks import Blocks
+from mpbroker.process.clients import Connection, HandOver, Parked, ParkedFreed, ParkedPublish, Session
+from mpbroker.process.encoded import BlockBatch, EncodedPayloads, grant
 from mpbroker.process.failures import failure
-from mpbroker.process.frames import Answers, Granted, Published, Reply
+from mpbroker.process.frames import Answers, FreedReply, Granted, Published, Reply
 from mpbroker.process.limits import Limits
+from mpbroker.process.meter import Meter, Pinned
 from mpbroker.process.waiting import Janitor, Line, Timers
 
 MAX_POLL: Final = 16_384
@@ -49,35 +51,13 @@ PUBLISH_REFUSALS: Final[tuple[type[MpbrokerError], ...]] = (UnknownTopic, QueueF
 TAKE_REFUSALS: Final[tuple[type[MpbrokerError], ...]] = (UnknownSubscription, SubscriptionBusy)
 """And to who asks for copies, or to be the one who does."""
 
-TOTALS: Final = ("accepted", "acked", "deliveries", "redelivered", "dead_lettered", "dropped")
-"""Figures of a subscription that only grow."""
-
-COUNTERS: Final = (
-    "published",
-    "calls",
-    "calls_failed",
-    "undone",
-    "sessions_closed",
-    "sessions_died",
-    "refused",
-    "violations",
-)
-"""What is counted beside them: messages, calls, copies taken back from interrupted calls, and ends of connections."""
-
 NOW_REFUSED: Final = (
     'a broker process reads its own clock, so now cannot be given; poll("w", 10) means now=10, not ten messages: '
     "that is max_messages=10. BrokerManager(manual_time=True) starts a broker whose time is what it is told"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """What the status says about the process. started: the loop's time; memory: bytes it takes now."""
-
-    version: str
-    pid: int
-    started: float
-    memory: Callable[[], int]
+AnyParked = Parked | ParkedPublish | ParkedFreed
 
 
 class Desk:
@@ -86,6 +66,8 @@ class Desk:
     topics, subscriptions: the names that exist; everything is made here, so the engine is given empty.
     polls, idles: the calls that wait for a copy, and for a subscription to be idle.
     publishes: those that wait for room, by the loop's number of their connection.
+    hearing: those that wait for a block of the arena, the same.
+    blocks: of the arena.
     timers: by the loop's number of a connection, the end of its handshake or of the call that waits on it.
     answers: to calls that had been parked, to be sent.
     counters: of events that no statistics count.
@@ -114,6 +96,8 @@ class Desk:
         self.polls = Line()
         self.idles = Line()
         self.publishes: dict[int, ParkedPublish] = {}
+        self.hearing: dict[int, ParkedFreed] = {}
+        self.blocks = Blocks(limits)
         self.timers = Timers()
         self.janitor = Janitor(engine.by_number)
         self.answers: list[tuple[Connection, Reply]] = []
@@ -306,6 +290,8 @@ class Desk:
         if leases:
             session.holds(subscription)
             connection.last = HandOver(subscription, tuple(lease.number for lease in leases))
+            if self.blocks.count:
+                return Granted([grant(lease, self._pin(session, subscription, lease)) for lease in leases])
         return Granted([grant(lease) for lease in leases])
 
     def _most(self, subscription: Subscription, most: int, now: float) -> int:
@@ -318,9 +304,20 @@ class Desk:
             return min(most, room)
         return 0 if subscription.stats(None).in_flight else 1
 
+    def _pin(self, session: Session, subscription: Subscription, lease: Lease) -> int:
+        """Keep the block of what is handed over; the client's number of the connection that it is pinned on."""
+        batch = lease.batch
+        if not isinstance(batch, BlockBatch):
+            return 0
+        holder = session.pinning
+        holder.pins[subscription.number, lease.number] = Pinned(batch.block, self.meter)
+        return holder.number
+
     def undo(self, session: Session, hand_over: HandOver) -> None:
         """What never reached its caller is as if it had not happened."""
         subscription = hand_over.subscription
+        if self.blocks.count:
+            session.unpin(hand_over)
         self.counters["undone"] += subscription.undo(hand_over.leases)
         if hand_over.dispatcher is not None:
             subscription.detach_dispatcher(hand_over.dispatcher, session.owner)
@@ -341,13 +338,22 @@ class Desk:
     @property
     def waiting(self) -> int:
         """How many calls wait."""
-        return len(self.polls) + len(self.idles) + len(self.publishes)
+        return len(self.polls) + len(self.idles) + len(self.publishes) + len(self.hearing)
+
+    def park_freed(self, parked: ParkedFreed, now: float, timeout: float) -> Reply | None:
+        """Let a call wait for a block of its process. The answer where too many wait."""
+        if self.waiting >= self.limits.waiting_calls:
+            return self._too_many()
+        parked.lender.waiting += 1
+        parked.connection.parked = self.hearing[parked.connection.id] = parked
+        self.timers.set(parked.connection.id, now + timeout)
+        return None
 
     def _too_many(self) -> Reply:
         option = "max_connections" if self.limits.max_waiting_calls is None else "max_waiting_calls"
         return failure(LimitReached("calls that wait", self.limits.waiting_calls, option))
 
-    def unpark(self, parked: Parked | ParkedPublish) -> None:
+    def unpark(self, parked: AnyParked) -> None:
         """The call waits no longer: it is answered, or nobody is there to be."""
         connection = parked.connection
         connection.parked = None
@@ -355,13 +361,20 @@ class Desk:
         if isinstance(parked, Parked):
             self._line(parked).remove(parked)
             return
+        if isinstance(parked, ParkedFreed):
+            parked.lender.waiting -= 1
+            del self.hearing[connection.id]
+            return
         parked.waiter.leave()
         del self.publishes[connection.id]
         self._woken.pop(connection.id, None)
         self.meter.used -= parked.held_bytes
 
-    def time_out(self, parked: Parked | ParkedPublish) -> None:
+    def time_out(self, parked: AnyParked) -> None:
         """The call waited long enough."""
+        if isinstance(parked, ParkedFreed):
+            self._answer(parked, FreedReply(parked.seen, []))
+            return
         if isinstance(parked, ParkedPublish):
             self._answer(parked, failure(parked.refusal))
             return
@@ -397,6 +410,18 @@ class Desk:
                 self.janitor.forget(subscription)
             else:
                 self.janitor.arm(subscription)
+        if self.blocks.noted or self.blocks.woken or self.blocks.has_room:
+            self._tell_freed()
+
+    def _tell_freed(self) -> None:
+        """Answer the calls that wait for blocks, where there are some, or somebody else's segment has gone."""
+        blocks = self.blocks
+        blocks.sweep()
+        woken, blocks.woken = blocks.woken, []
+        has_room, blocks.has_room = blocks.has_room, False
+        for parked in list(self.hearing.values()):
+            if has_room or parked.lender in woken:
+                self._answer(parked, FreedReply(*parked.lender.after(parked.seen)))
 
     def _answer_to_poll(self, parked: Parked, now: float) -> Reply | None:
         """None while it has to wait."""
@@ -417,7 +442,7 @@ class Desk:
         is_over = parked.dispatcher and subscription.dispatcher != parked.member
         return granted if granted.grants or is_over else None
 
-    def _answer(self, parked: Parked | ParkedPublish, reply: Reply) -> None:
+    def _answer(self, parked: AnyParked, reply: Reply) -> None:
         self.unpark(parked)
         self.answers.append((parked.connection, reply))
 

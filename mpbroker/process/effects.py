@@ -59,4 +59,29 @@ class Share:
     ring_bytes: int
 
 
-Effect = Send | Hold | Close | Watch | Unwatch | Quit | Share
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A segment was offered with the request: keep its descriptor, and answer with its number; report `unkept` if that
+    fails."""
+
+    connection: int
+    segment: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Answer with the descriptor of a segment."""
+
+    connection: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close the descriptor of a segment."""
+
+    segment: int
+
+
+Effect = Send | Hold | Close | Watch | Unwatch | Quit | Share | Keep | Pass | Drop

@@ -8,6 +8,7 @@ opened. For the broker's side; imports frames and the engine's batch.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -17,7 +18,9 @@ from mpbroker.engine import Batch, DeadRecord, Lease
 from mpbroker.errors import PayloadTooLarge, ProtocolViolation
 from mpbroker.messages import Attempt, Headers, Message, MessagePriority
 from mpbroker.process import payloads
+from mpbroker.process.blocks import Block, Claims
 from mpbroker.process.frames import AttemptRecord, Grant, Letter
+from mpbroker.process.meter import CountedAttempt, Meter
 
 Blob = bytes | msgspec.Raw
 """A MessagePack list of payloads."""
@@ -28,6 +31,8 @@ GRANT_BYTES: Final = 96
 MAX_PUBLISH: Final = 1_000_000
 """Messages in one publish: as many as a subscription holds by default, and no reason for the others to wait long."""
 
+_ONE: Final = 0x91  # the head of a list of one
+_PLACED_BYTES: Final = 8  # the least that a payload in a block takes
 _HEADER_BYTES: Final = 10  # in front of a key and its value
 _ATTEMPT_BYTES: Final = 64  # an attempt without its texts
 _LETTER_BYTES: Final = 128  # a dead letter without payload, headers, history and texts
@@ -45,57 +50,14 @@ _SMALL_BYTES: Final = 1024
 HEADER_BYTES: Final = 160
 """... and each of them beside its characters: two objects, and its place in a table."""
 
+BLOCK_BYTES: Final = 640
+"""What the broker knows of a block, about."""
+
 ATTEMPT_BYTES: Final = 224
 """What an attempt takes in memory beside its error text and the list of those before it, about."""
 
 _WASTE_BYTES: Final = 512
 """What else may be in a frame that is kept for its one batch."""
-
-
-class Meter:
-    """Counts the memory that messages take: each batch and each attempt for as long as something holds it, and what
-    the copies in each subscription take beside.
-
-    Attributes:
-        used: bytes in all.
-        limit: from which on nothing is made that only saves later, or is only told.
-    """
-
-    __slots__ = ("_noted", "limit", "used")
-
-    def __init__(self, limit: int = checks.MAX_COUNT) -> None:
-        self.used = 0
-        self.limit = limit
-        self._noted: dict[int, int] = {}
-
-    def note(self, subscription: int, overhead_bytes: int) -> None:
-        """That subscription's copies take so much now."""
-        before = self._noted.get(subscription, 0)
-        if overhead_bytes != before:
-            self.used += overhead_bytes - before
-            if overhead_bytes:
-                self._noted[subscription] = overhead_bytes
-            else:
-                del self._noted[subscription]
-
-
-class CountedAttempt(Attempt):
-    """An attempt that is counted for as long as a history holds it."""
-
-    __slots__ = ("_bytes", "_meter")
-    _bytes: int
-    _meter: Meter
-
-    @classmethod
-    def of(cls, attempt: Attempt, nbytes: int, meter: Meter) -> CountedAttempt:
-        made = cls(attempt.number, attempt.member, attempt.started, attempt.ended, attempt.outcome, attempt.error)
-        object.__setattr__(made, "_bytes", nbytes)
-        object.__setattr__(made, "_meter", meter)
-        meter.used += nbytes
-        return made
-
-    def __del__(self) -> None:
-        self._meter.used -= self._bytes
 
 
 class EncodedBatch(Batch):
@@ -203,6 +165,13 @@ class EncodedBatch(Batch):
         return places[start], places[stop]
 
 
+class BlockBatch(EncodedBatch):
+    """One message, whose payload is in a block, which is needed while anything refers to this."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
 class EncodedPayloads:
     """The payloads of a batch before it has sequences, as the engine's Content.
 
@@ -212,6 +181,7 @@ class EncodedPayloads:
         sharing: batches that share the headers.
         meter: of what the broker holds.
         max_payload_bytes: bound of each.
+        claims: of blocks, which `claim` takes; None: here none can be named.
 
     Attributes:
         held_bytes: what the broker will hold for it.
@@ -219,9 +189,10 @@ class EncodedPayloads:
     Raises:
         ProtocolViolation: they are not what a batch may be.
         PayloadTooLarge: one is over its bound.
+        PayloadError: it is in a block that its publisher has no more.
     """
 
-    __slots__ = ("_blob", "_count", "_meter", "_nbytes", "held_bytes")
+    __slots__ = ("_blob", "_block", "_claim", "_count", "_meter", "_nbytes", "held_bytes")
 
     def __init__(
         self,
@@ -231,10 +202,21 @@ class EncodedPayloads:
         max_payload_bytes: int | None = None,
         sharing: int = 1,
         headers_memory: int = 0,
+        claims: Claims | None = None,
     ) -> None:
         view = memoryview(blob)
-        self._count = payloads.check_payloads(view)
-        if max_payload_bytes is not None and len(view) > max_payload_bytes:
+        self._count, placed = payloads.look_over(view)
+        self._claim: Callable[[], Block] | None = None
+        self._block: Block | None = None
+        if placed is not None:
+            if claims is None:
+                raise ProtocolViolation("a payload in a block, where none can be")
+            if max_payload_bytes is not None and payloads.placed_bytes(placed) > max_payload_bytes:
+                raise PayloadTooLarge(
+                    "a payload", payloads.placed_bytes(placed), max_payload_bytes, "max_payload_bytes"
+                )
+            self._claim = claims.check(placed)
+        elif max_payload_bytes is not None and len(view) > max_payload_bytes:
             # Only then can one of them be.
             largest = max(map(len, payloads.split(view)))
             if largest > max_payload_bytes:
@@ -243,7 +225,13 @@ class EncodedPayloads:
         size = len(view)
         self._nbytes = size + headers_bytes + GRANT_BYTES
         self._meter = meter if meter is not None else Meter()
-        self.held_bytes = size + headers_memory // sharing + BATCH_BYTES
+        self.held_bytes = size + headers_memory // sharing + BATCH_BYTES + (BLOCK_BYTES if placed is not None else 0)
+
+    def claim(self) -> None:
+        """Take its block, where it has one: needed from now on."""
+        if self._claim is not None:
+            self._block = self._claim()
+            self._claim = None
 
     def in_frame(self, frame_bytes: int) -> bool:
         """Whether it may stay in the frame that it came in, all of which is counted then."""
@@ -256,6 +244,10 @@ class EncodedPayloads:
     def __len__(self) -> int:
         return self._count
 
+    def leave_frame(self) -> None:
+        """Keep a copy of the payloads, and not the frame that they came in."""
+        self._blob = bytes(memoryview(self._blob))
+
     def batch(
         self,
         topic: str,
@@ -265,7 +257,8 @@ class EncodedPayloads:
         headers: Headers,
         incarnation: str,
     ) -> EncodedBatch:
-        return EncodedBatch(
+        kind = EncodedBatch if self._block is None else BlockBatch
+        batch = kind(
             topic,
             first,
             self._count,
@@ -278,6 +271,10 @@ class EncodedPayloads:
             self._meter,
             self.held_bytes,
         )
+        if self._block is not None:
+            assert isinstance(batch, BlockBatch)
+            batch.block = self._block
+        return batch
 
 
 def contents(
@@ -286,6 +283,7 @@ def contents(
     meter: Meter | None = None,
     max_payload_bytes: int | None = None,
     frame_bytes: int = 0,
+    claims: Claims | None = None,
 ) -> list[EncodedPayloads]:
     """The batches of a publish, which came in a frame of so many bytes.
 
@@ -299,14 +297,18 @@ def contents(
         PayloadTooLarge: a payload is over its bound.
         ValueError: more messages than MAX_PUBLISH.
     """
-    if len(batches) > 2 + sum(len(memoryview(blob)) for blob in batches) // payloads.BATCH_MESSAGES:
+    # Each payload in a block is a batch, and may cut the one before it.
+    least = 2 + 2 * sum(map(_is_placed, batches)) if len(batches) > 2 else len(batches)
+    if len(batches) > least + sum(len(memoryview(blob)) for blob in batches) // payloads.BATCH_MESSAGES:
         raise ProtocolViolation(f"{len(batches)} batches for what fits in fewer")
     size, memory = headers_bytes(headers), headers_memory(headers)
     if len(batches) == 1 and frame_bytes > _SMALL_BYTES:
-        single = EncodedPayloads(batches[0], size, meter, max_payload_bytes, 1, memory)
-        if single.in_frame(frame_bytes):
-            return [single]
-    made = [EncodedPayloads(bytes(blob), size, meter, max_payload_bytes, len(batches), memory) for blob in batches]
+        single = EncodedPayloads(batches[0], size, meter, max_payload_bytes, 1, memory, claims)
+        if not single.in_frame(frame_bytes):
+            single.leave_frame()
+        return [single]
+    sharing = len(batches)
+    made = [EncodedPayloads(bytes(blob), size, meter, max_payload_bytes, sharing, memory, claims) for blob in batches]
     checks.count(sum(map(len, made)), "the number of payloads", minimum=0, maximum=MAX_PUBLISH)
     return made
 
@@ -337,8 +339,8 @@ def headers_memory(headers: dict[str, str]) -> int:
     return HEADERS_BYTES + HEADER_BYTES * len(headers) + texts
 
 
-def grant(lease: Lease) -> Grant:
-    """A lease on the wire, while all its copies are held."""
+def grant(lease: Lease, pin: int = 0) -> Grant:
+    """A lease on the wire, while all its copies are held. pin: see Grant."""
     batch = lease.batch
     assert isinstance(batch, EncodedBatch)
     return Grant(
@@ -351,6 +353,7 @@ def grant(lease: Lease) -> Grant:
         batch.timestamp,
         batch.headers,
         batch.payloads(lease.start, lease.stop),
+        pin,
     )
 
 
@@ -406,6 +409,11 @@ def _text_memory(text: str) -> int:
     """What the characters of a text take in memory; one that is not ASCII takes up to four bytes for each, and the
     encoder leaves its UTF-8 there as well."""
     return len(text) if text.isascii() else text.__sizeof__() + len(text.encode())
+
+
+def _is_placed(blob: msgspec.Raw) -> bool:
+    view = memoryview(blob)
+    return len(view) > _PLACED_BYTES and view[0] == _ONE and payloads.is_placed(view[1:])
 
 
 def _text_bytes(text: str) -> int:

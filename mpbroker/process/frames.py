@@ -14,7 +14,7 @@ import msgspec
 from mpbroker.errors import ProtocolViolation
 from mpbroker.messages import MessagePriority
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """Changes with every incompatible frame; the hello of every version starts with it."""
 
 HEADER_BYTES: Final = 4
@@ -24,6 +24,9 @@ Kafka's 1 MiB a message; a host-local broker moves larger ones)."""
 
 MAX_HELLO_BYTES: Final = 4096
 """Bound of a frame before the peer proved who it is."""
+
+MAX_LANE_BYTES: Final = 1024 * 1024
+"""Bound of a request on a lane: what a process forks with may be many hand-overs."""
 
 ROOM_BYTES: Final = 1024 * 1024
 """What a reply may carry beyond the payloads that were accepted in one frame: publishes are bounded to the frame limit
@@ -51,12 +54,14 @@ class Frame(msgspec.Struct, tag=True, array_like=True, frozen=True, gc=False):
 class Hello(Frame, frozen=True):
     """The first frame of a connection. Its first two fields never change their place in any version.
 
-    role: "presence" (one a process; its end is the process's end), "call", or "admin" (may stop the broker).
+    role: "presence" (one a process; its end is the process's end), "call", "lane" (one a process: descriptors of
+    arena segments, and pins), or "admin" (may stop the broker).
     session: 16 random bytes, the same in every connection of a process.
     connection: the client's own number for this connection, from 1.
     replaces: the number of a connection on which a call was interrupted, or 0.
     answered: how many calls on that connection ended with their answer in the caller's hands. What a later answer
     handed over is taken back. -1: unknown; then what its last answer handed over is.
+    pid: of the process, for people; 0: unknown.
     """
 
     protocol: int
@@ -67,6 +72,7 @@ class Hello(Frame, frozen=True):
     replaces: int
     nonce: bytes
     answered: int = -1
+    pid: int = 0
 
 
 class Challenge(Frame, frozen=True):
@@ -86,6 +92,8 @@ class Welcome(Frame, frozen=True):
     """The handshake is over. incarnation: 16 hex digits, the first part of every uid of this broker.
 
     ring_bytes: of shared memory each way that the broker offers for this connection; 0: none.
+    arena_threshold: bytes of a payload from which it is put into the process's arena; 0: there is none.
+    arena_bytes: bound of a process's arena. arena_timeout: seconds that a publish waits for room in it.
     """
 
     incarnation: str
@@ -93,6 +101,9 @@ class Welcome(Frame, frozen=True):
     max_frame_bytes: int
     manual_time: bool
     ring_bytes: int = 0
+    arena_threshold: int = 0
+    arena_bytes: int = 0
+    arena_timeout: float = 0.0
 
 
 class Share(Frame, frozen=True):
@@ -319,6 +330,63 @@ class Purge(Frame, frozen=True):
     limit: int | None
 
 
+class OfferSegment(Frame, frozen=True):
+    """On a lane, with the descriptor of a sealed segment of that many bytes. Answered by Number: its number."""
+
+    nbytes: int
+
+
+class MapSegment(Frame, frozen=True):
+    """On a lane: the descriptor of a segment of which a block is pinned there. Answered by Done, and that."""
+
+    segment: int
+
+
+class DropSegment(Frame, frozen=True):
+    """On a lane: no block of a segment of its own is lent any more."""
+
+    segment: int
+
+
+class Unpin(Frame, frozen=True):
+    """On a lane: nobody looks any more at what these hand-overs brought; subscription and token of each in turn."""
+
+    hand_overs: Numbers
+
+
+class RetireLane(Frame, frozen=True):
+    """On a lane: an older one is shared with a forked child, and only its end unpins there from now on. What is pinned
+    there beside these hand-overs was on its way meanwhile, and goes to this one.
+
+    lane: the client's number of it. hand_overs: as in Unpin.
+    """
+
+    lane: int
+    hand_overs: Numbers
+
+
+class Freed(Frame, frozen=True):
+    """Which blocks of this process's arena nobody needs any more. Answered by FreedReply.
+
+    seen: the position of the last answer that was seen, 0 at first; what came up to that is forgotten.
+    doubtful: segment, offset and serial of each block of which it is not known whether the broker took it.
+    timeout: seconds to wait while there is nothing to tell.
+    """
+
+    seen: int
+    doubtful: Numbers
+    timeout: float
+
+
+class ReadBlock(Frame, frozen=True):
+    """Some bytes of a block that is needed by anybody. Answered by Chunk."""
+
+    segment: int
+    serial: int
+    offset: int
+    size: int
+
+
 class Status(Frame, frozen=True):
     """Answered by Report. Also what ping sends."""
 
@@ -361,6 +429,13 @@ Request = (
     | DeadLetters
     | Redrive
     | Purge
+    | OfferSegment
+    | MapSegment
+    | DropSegment
+    | Unpin
+    | RetireLane
+    | Freed
+    | ReadBlock
     | Status
     | Stop
     | Goodbye
@@ -409,7 +484,11 @@ class Published(Frame, frozen=True):
 
 
 class Grant(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Consecutive messages handed over together: one lease. Message i has sequence first + i and token token + i."""
+    """Consecutive messages handed over together: one lease. Message i has sequence first + i and token token + i.
+
+    pin: the client's number of the connection on which the block of its payload is pinned: its lane, or the presence
+    where it has no lane yet, whose pins go to the first one. 0: there is no block.
+    """
 
     token: int
     first: int
@@ -420,6 +499,7 @@ class Grant(msgspec.Struct, array_like=True, frozen=True, gc=False):
     timestamp: float
     headers: dict[str, str]
     payloads: msgspec.Raw
+    pin: int = 0
 
 
 class Granted(Frame, frozen=True):
@@ -481,6 +561,27 @@ class Letters(Frame, frozen=True):
     more: bool
 
 
+class FreedReply(Frame, frozen=True):
+    """position: to be said as seen next time. freed: segment, offset and serial of each; also the doubtful and void."""
+
+    position: int
+    freed: list[int]
+
+
+class Chunk(Frame, frozen=True):
+    content: bytes
+
+
+class ArenaUse(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Of one client process: bytes of its segments, of its blocks that are needed, of the blocks that it may look at.
+    pid: 0 for the segments of processes that have ended, whose messages are left."""
+
+    pid: int
+    reserved: int
+    used: int
+    pinned: int
+
+
 class Warned(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What somebody should look at.
 
@@ -498,7 +599,7 @@ class Report(Frame, frozen=True):
     """What ``status`` shows.
 
     uptime: seconds. limits: name -> [use, limit]. counters: name -> value. bounds: option -> what one message, name
-    or frame may have. warnings: the first of them.
+    or frame may have. warnings: the first of them. arena: who has most of it, those first.
     """
 
     version: str
@@ -510,6 +611,7 @@ class Report(Frame, frozen=True):
     counters: dict[str, int]
     bounds: dict[str, float]
     warnings: list[Warned]
+    arena: list[ArenaUse] = []
 
 
 class Failed(Frame, frozen=True):
@@ -541,6 +643,8 @@ Reply = (
     | TopicsReply
     | SubscriptionsReply
     | Letters
+    | FreedReply
+    | Chunk
     | Report
     | Failed
     | Gone

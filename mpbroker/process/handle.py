@@ -14,12 +14,12 @@ import msgspec
 from mpbroker import checks
 from mpbroker.api import SubscriptionAPI
 from mpbroker.deliveries import Delivery
-from mpbroker.errors import PayloadError
-from mpbroker.messages import Headers, Message, SubscriptionStats
+from mpbroker.messages import Message, SubscriptionStats
 from mpbroker.pipeline import Consumer, Run, Settler
 from mpbroker.process import frames, payloads
 from mpbroker.process.consuming import ProcessFetchWire, ProcessSettleWire
 from mpbroker.process.frames import Answers, Done, Frame, Grant, Granted, Moment, Number, StatsReply, Subscribed, Text
+from mpbroker.process.received import received
 from mpbroker.push.dispatcher import Dispatcher
 from mpbroker.push.subscriber import Subscriber
 from mpbroker.retry import RetryPolicy
@@ -54,13 +54,15 @@ class SubscriptionHandle(SubscriptionAPI):
 
     # -- hand over ----------------------------------------------------------------------------------------------------
 
-    def _poll(self, member: str, now: float | None, max_messages: int, timeout: float | None) -> list[Delivery]:
-        incarnation = self._broker._client.incarnation
+    def _poll(
+        self, member: str, now: float | None, max_messages: int, timeout: float | None, *, copy: bool = False
+    ) -> list[Delivery]:
+        client = self._broker._client
 
         def take(granted: Granted) -> list[Delivery]:
             deliveries: list[Delivery] = []
             for grant in granted.grants:
-                batch = ReceivedBatch(self.topic, incarnation, grant)
+                batch = received(client, self.topic, self._number, grant, copy=copy)
                 token, attempt, redelivered, deadline = grant.token, grant.attempt, grant.redelivered, grant.deadline
                 for index in range(payloads.list_length(grant.payloads)):
                     deliveries.append(
@@ -70,11 +72,11 @@ class SubscriptionHandle(SubscriptionAPI):
 
         return self._broker._take(frames.Poll(self._number, member, now, max_messages, timeout), Granted, take)
 
-    def _consume(self, member: str, prefetch: int, idle_timeout: float | None) -> Consumer:
+    def _consume(self, member: str, prefetch: int, idle_timeout: float | None, *, copy: bool = False) -> Consumer:
         client = self._broker._client
 
         def made(grant: Grant) -> Run:
-            batch = ReceivedBatch(self.topic, client.incarnation, grant)
+            batch = received(client, self.topic, self._number, grant, copy=copy)
             count = payloads.list_length(grant.payloads)
             return Run(batch, 0, count, grant.token, grant.attempt, grant.redelivered, grant.deadline)
 
@@ -169,55 +171,3 @@ class SubscriptionHandle(SubscriptionAPI):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SubscriptionHandle, (self._broker, self._subscribed)
-
-
-class ReceivedBatch:
-    """Messages that came together, their payloads still encoded; a Delivery asks for one at a time."""
-
-    __slots__ = ("_encoded", "_incarnation", "_timestamp", "_topic", "_values", "first", "headers", "priority")
-
-    def __init__(self, topic: str, incarnation: str, grant: frames.Grant) -> None:
-        self._topic = topic
-        self._incarnation = incarnation
-        self.first = grant.first
-        self.priority = frames.priority_of(grant.priority)
-        self._timestamp = grant.timestamp
-        self.headers = Headers(grant.headers)
-        self._encoded: msgspec.Raw | bytes = grant.payloads
-        self._values: list[Any] | None = None
-
-    def message(self, index: int) -> Message:
-        """Raises PayloadError when the payload of this one cannot be decoded here."""
-        sequence = self.first + index
-        return Message(
-            self._topic,
-            self._payload(index),
-            self.priority,
-            self.headers,
-            f"m{sequence}",
-            self._timestamp,
-            sequence,
-            f"{self._incarnation}-{sequence}",
-        )
-
-    def _payload(self, index: int) -> Any:
-        # Looked at before the values: threads share a batch, and another one may be done with the bytes in between.
-        encoded = self._encoded
-        values = self._values
-        if values is None:
-            try:
-                values = self._values = payloads.decode_payloads(memoryview(encoded))
-            except frames.MALFORMED:
-                return _payload_alone(encoded, index)
-            self._encoded = b""
-        return payloads.open_payload(values[index])
-
-
-def _payload_alone(encoded: msgspec.Raw | bytes, index: int) -> Any:
-    """When a neighbour's payload is broken."""
-    try:
-        part = payloads.split(memoryview(encoded))[index]
-        (value,) = payloads.decode_payloads(payloads.join([part]))
-    except frames.MALFORMED as error:
-        raise PayloadError("the payload is malformed", str(error)) from error
-    return payloads.open_payload(value)

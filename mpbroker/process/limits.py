@@ -13,6 +13,7 @@ from typing import Final, TypedDict
 from mpbroker import checks
 from mpbroker.errors import BrokerFailed
 from mpbroker.process.frames import MAX_FRAME_BYTES, ROOM_BYTES
+from mpbroker.process.payloads import BATCH_BYTES
 
 RESERVED_CONNECTIONS: Final = 16
 """Connections beyond max_connections for presence alone, and as many again for admin alone: a broker that is full of
@@ -56,6 +57,10 @@ class LimitOptions(TypedDict, total=False):
     max_waiting_calls: int | None
     max_rings: int
     ring_bytes: int
+    arena_threshold: int
+    max_arena_bytes: int
+    max_client_arena_bytes: int
+    arena_timeout: float
     frame_timeout: float
 
 
@@ -85,6 +90,12 @@ class Limits:
     ring_bytes: of the shared memory of a connection, each way; a multiple of 4096. 0: none; then all go through their
         sockets. A batch of small messages fits several times, and the processors' caches hold some; larger frames pass
         in pieces.
+    arena_threshold: bytes of a payload from which its publisher puts it into its arena, where the client's calls go
+        through shared memory; at least 64 KiB, so that it is a batch of its own. 0, or without rings: none does. About
+        where reading in place costs less than carrying it, everything included.
+    max_arena_bytes: of all arenas; a fraction of what hosts have, and reserved only as it is used.
+    max_client_arena_bytes: of one client process's, and so of one payload there.
+    arena_timeout: seconds that a publish waits for room in the arena.
     frame_timeout: seconds from the first byte of a request to its last, and from the first that a client does not
         take of a reply to its last; a second more for each MiB. Longer is who was stopped, or is no client.
     reserved: see RESERVED_CONNECTIONS; fewer where descriptors are few.
@@ -104,6 +115,10 @@ class Limits:
     max_waiting_calls: int | None = None
     max_rings: int = 512
     ring_bytes: int = 256 * 1024
+    arena_threshold: int = 256 * 1024
+    max_arena_bytes: int = 1 << 30
+    max_client_arena_bytes: int = 512 << 20
+    arena_timeout: float = 30.0
     frame_timeout: float = 30.0
     reserved: int = RESERVED_CONNECTIONS
     connections_option: str = "max_connections"
@@ -120,6 +135,10 @@ class Limits:
         checks.count(self.ring_bytes, "ring_bytes", minimum=0, maximum=_LARGEST_RING)
         if self.ring_bytes % _PAGE_BYTES:
             raise ValueError(f"ring_bytes must be a multiple of {_PAGE_BYTES}, not {self.ring_bytes}")
+        checks.count(self.arena_threshold, "arena_threshold", minimum=0)
+        if 0 < self.arena_threshold < BATCH_BYTES:
+            raise ValueError(f"arena_threshold must be 0 or at least {BATCH_BYTES}, not {self.arena_threshold}")
+        checks.seconds(self.arena_timeout, "arena_timeout")
         checks.seconds(self.frame_timeout, "frame_timeout", positive=True)
 
     @classmethod
@@ -139,6 +158,11 @@ class Limits:
     def payload_bytes(self) -> int:
         """Bound of one message's payload."""
         return self.request_bytes if self.max_payload_bytes is None else self.max_payload_bytes
+
+    @property
+    def has_arena(self) -> bool:
+        """Whether large payloads may lie in arenas."""
+        return bool(self.ring_bytes and self.arena_threshold)
 
     @property
     def waiting_calls(self) -> int:

@@ -43,6 +43,8 @@ class Link:
         session: whose presence it is, or b"".
         events: what the loop looks for.
         brings: the next bytes may come with a descriptor; descriptor: that came, and nobody took; -1: none.
+        is_lane: each request may come with one, and none has a deadline: what is pinned there is looked at also by who
+            was stopped.
         ring: through which the bytes go, where that is not the socket.
     """
 
@@ -59,6 +61,7 @@ class Link:
         "descriptor",
         "events",
         "held",
+        "is_lane",
         "limit",
         "number",
         "pending",
@@ -71,6 +74,7 @@ class Link:
         self.sock = sock
         self.ring: RingEnd | None = None
         self.brings = False
+        self.is_lane = False
         self.descriptor = -1
         self.number = number
         self._stream: socket.socket | RingEnd = sock
@@ -157,6 +161,11 @@ class Link:
         """From now on the bytes go there."""
         self.ring = self._stream = ring
 
+    def expect(self, descriptor: bool, *, is_lane: bool) -> None:
+        """It is let in: whether the next bytes may come with a descriptor; on a lane all may."""
+        self.is_lane = is_lane
+        self.brings = descriptor or is_lane
+
     def take_descriptor(self) -> int:
         """The one that came, for who asks to close; -1 when there is none."""
         descriptor, self.descriptor = self.descriptor, -1
@@ -172,8 +181,12 @@ class Link:
 
     def _receive_brought(self, buffer: memoryview) -> int:
         """recv_into that takes a descriptor along, once."""
-        chunk, self.descriptor = receive(self.sock, len(buffer))
-        self.brings = False
+        chunk, descriptor = receive(self.sock, len(buffer))
+        if descriptor >= 0:
+            if self.descriptor >= 0:
+                os.close(self.descriptor)
+            self.descriptor = descriptor
+        self.brings = self.is_lane
         buffer[: len(chunk)] = chunk
         return len(chunk)
 

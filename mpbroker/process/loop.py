@@ -22,16 +22,16 @@ from typing import Final
 from mpbroker.errors import CallFailed, ProtocolViolation
 from mpbroker.process import frames, peers
 from mpbroker.process.doors import Doors, Exhausted
-from mpbroker.process.effects import Close, Effect, Hold, Send, Share, Unwatch, Watch
+from mpbroker.process.effects import Close, Drop, Effect, Hold, Keep, Pass, Send, Share, Unwatch, Watch
 from mpbroker.process.endings import HOW_S, Endings
 from mpbroker.process.failures import failure
-from mpbroker.process.frames import Done, Gone, Reply, Welcome
+from mpbroker.process.frames import Gone, Reply, Welcome
 from mpbroker.process.link import READ_BYTES, Closed, Link
 from mpbroker.process.pace import Pace
 from mpbroker.process.rings import Rings
+from mpbroker.process.segments import Segments
 from mpbroker.process.sessions import Sessions
 from mpbroker.process.transit import Transit
-from mpbroker.shm.link import accept
 from mpbroker.shm.segment import NoSharedMemory
 
 _READ: Final = selectors.EVENT_READ
@@ -77,8 +77,10 @@ class Loop:
         *,
         release: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        segments: Segments | None = None,
     ) -> None:
         self._sessions = sessions
+        self._segments = segments or Segments()
         self._doors = Doors(listener)
         self._release = release
         self._clock = Pace(clock)
@@ -220,7 +222,7 @@ class Loop:
                 link.pending.extend(bodies)
                 self._read_no_more(link)
                 return
-            if link.begun:
+            if link.begun and not link.is_lane:
                 self._transit.comes(link, self._clock(), anew=bool(bodies))
             elif self._transit.frames:
                 self._transit.done(link)
@@ -307,22 +309,20 @@ class Loop:
 
     def _apply(self, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Send):
+            if isinstance(effect, Send | Close):
                 link = self._links.get(effect.connection)
                 if link is not None:
-                    self._send(link, effect.reply)
+                    self._send(link, effect.reply) if isinstance(effect, Send) else self._close(link)
             elif isinstance(effect, Hold):
                 self._hold(self._links[effect.connection])
-            elif isinstance(effect, Close):
-                link = self._links.get(effect.connection)
-                if link is not None:
-                    self._close(link)
             elif isinstance(effect, Watch):
                 self._watch(effect.connection, effect.session)
             elif isinstance(effect, Unwatch):
                 self._unwatch(effect.session)
-            elif isinstance(effect, Share):
-                self._share(self._links[effect.connection], effect.ring_bytes)
+            elif isinstance(effect, Share | Keep | Pass):
+                self._pass(self._links[effect.connection], effect)
+            elif isinstance(effect, Drop):
+                self._segments.drop(effect.segment)
             else:
                 self.endings.reason = effect.reason
 
@@ -352,7 +352,7 @@ class Loop:
     def _send(self, link: Link, reply: Reply) -> None:
         if type(reply) is Welcome:
             link.limit = self._sessions.frame_limit(link.number)
-            link.brings = reply.ring_bytes > 0
+            link.expect(reply.ring_bytes > 0, is_lane=self._sessions.is_lane(link.number))
         try:
             body = frames.encode(reply)
         except Exception as error:  # noqa: BLE001 - an answer that cannot be written is one call's trouble, not the broker's
@@ -367,18 +367,19 @@ class Loop:
             self._look_for(link, _WRITE)
             self._transit.waits(link, self._clock())
 
-    def _share(self, link: Link, ring_bytes: int) -> None:
-        """Go on in shared memory; the answer to that is the last thing that goes through the socket."""
+    def _pass(self, link: Link, effect: Share | Keep | Pass) -> None:
         try:
-            ring = accept(link.sock, link.take_descriptor(), ring_bytes, frames.framed(frames.encode(Done())))
+            reply = self._segments.carry_out(link, effect)
         except NoSharedMemory as error:
-            _log.info("connection %d stays with its socket: %s", link.number, error)
-            self._apply(self._sessions.unshared(link.number, str(error)))
+            _log.info("connection %d does without shared memory: %s", link.number, error)
+            self._apply(self._sessions.unshared(effect, str(error)))
         except OSError:
             self._closed(link)
         else:
-            link.goes_through(ring)
-            self._rings.look_at(link)
+            if reply is not None:
+                self._send(link, reply)
+            else:
+                self._rings.look_at(link)
 
     def _written(self, link: Link) -> None:
         self._transit.done(link)
@@ -444,5 +445,6 @@ class Loop:
             link.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)
+        self._segments.close()
         self._doors.close()
         self._selector.close()

@@ -33,6 +33,7 @@ from mpbroker.process.failures import failure
 from mpbroker.process.limits import Limits
 from mpbroker.process.loop import Loop
 from mpbroker.process.naming import BrokerInfo
+from mpbroker.process.segments import Segments
 from mpbroker.process.sessions import Sessions
 from mpbroker.settings import Filter
 
@@ -97,6 +98,7 @@ def run(config: Config, ready: Callable[[Loop, Started], None]) -> str:
     incarnation = secrets.token_hex(8)
     info = BrokerInfo(os.getpid(), __version__, frames.PROTOCOL, incarnation, time.time())
     with BrokerFolder.claim(config.name, Path(config.base), info) as place:
+        segments = Segments()
         sessions = Sessions(
             Engine(incarnation=incarnation, max_letters=limits.max_dead_letters),
             key=place.key,
@@ -109,9 +111,10 @@ def run(config: Config, ready: Callable[[Loop, Started], None]) -> str:
             pid=info.pid,
             started=time.monotonic(),
             memory=_memory_bytes,
+            read=segments.read,
         )
         # When its clients learn of the end, the name is free for the next one.
-        loop = Loop(sessions, place.listener, release=place.release)
+        loop = Loop(sessions, place.listener, release=place.release, segments=segments)
         loop.endings.on_signals(*_ending_signals())
         _show_stacks_on_request(log)
         _name_process(config.name)

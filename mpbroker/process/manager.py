@@ -72,6 +72,11 @@ class BrokerManager(managers.BaseManager):
         max_waiting_calls: polls that may wait at once; default: as many as connections.
         max_rings, ring_bytes: connections that go through shared memory, the others go through their sockets; and the
             bytes of it each way, 0 for none; default 512, 256 KiB.
+        arena_threshold: bytes of a payload from which it is put into shared memory and read there, by whose calls go
+            through rings; at least 64 KiB; default 256 KiB, 0 for none.
+        max_arena_bytes, max_client_arena_bytes: of that memory, of all client processes and of each; default 1 GiB and
+            512 MiB. Where there is no room a publish waits up to arena_timeout seconds, default 30, then raises
+            ArenaFull.
         frame_timeout: seconds for a request to arrive completely and for a reply to be read, and a second more for
             each MiB, or the connection is cut; default 30.
 

@@ -1,19 +1,22 @@
 """How payloads are bytes: one MessagePack value each, several as a list.
 
 bytes, str, float, bool, None and 64-bit ints travel as such (exact types only), everything else as extension 1, a
-pickle, which only the reader opens. Imported by client and broker side alike; the broker uses what checks and cuts, and
+pickle, which only the reader opens. What is large may lie in a block of its publisher's arena; then extension 2 says
+where, and how it is made of that. Imported by client and broker side alike; the broker uses what checks and cuts, and
 opens nothing.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from mpbroker.errors import PayloadError, ProtocolViolation
+from mpbroker.loans import Loan
 from mpbroker.messages import Undecoded
 from mpbroker.process.frames import MALFORMED
 
@@ -25,6 +28,21 @@ BATCH_BYTES: Final = 64 * 1024
 
 PICKLED: Final = 1
 """MessagePack extension code of a pickled payload."""
+
+PLACED: Final = 2
+"""MessagePack extension code of a payload that lies in a block: a Placed. A batch has one of these, or none."""
+
+_ALIGN: Final = 64
+"""Buffers begin at multiples of it: what processors and numpy like."""
+
+_CODE_AT: Final = {0xC7: 2, 0xC8: 3, 0xC9: 5, **dict.fromkeys(range(0xD4, 0xD9), 1)}
+"""Where the code of an extension is, by the first byte of its head."""
+
+_IN_FRONT: Final = b"\x80"
+"""In the place of a pickle that is the first buffer: the first byte of every pickle, and never a whole one."""
+
+MAX_BUFFERS: Final = 100_000
+"""Of one payload: each costs the broker an integer, and is larger than the threshold in an honest one."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _raws_decoder: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -40,38 +58,219 @@ _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 
 
-def encode_payload(payload: Any) -> bytes:
-    """One payload as MessagePack.
+class Placed(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A payload in a block.
+
+    segment, offset: where; serial: the block's number in its process, never used again.
+    sizes: of the buffers in it, in bytes, each at the next multiple of 64.
+    pickled: the pickle that is made of them; empty: the payload is the bytes in the one buffer; its first byte alone:
+    the pickle is the first buffer.
+    """
+
+    segment: int
+    serial: int
+    offset: int
+    sizes: list[int]
+    pickled: bytes
+
+
+_placed_decoder: Final = msgspec.msgpack.Decoder(Placed)
+
+
+class Place(Protocol):
+    """Where large payloads are put."""
+
+    @property
+    def threshold(self) -> int:
+        """From so many bytes on."""
+
+    def put(self, pickled: bytes, buffers: Sequence[Buffer]) -> Kept | None:
+        """Put buffers into a block: the encoded payload, which keeps the block; None: there is none to be had, and the
+        payload has to travel itself."""
+
+    def settle(self, loan: Loan, pickled: bytes) -> Kept | None:
+        """The same, of what was written into a block; None: it is not of this place."""
+
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kept(bytes):
+    """Bytes that keep something: the block that they speak of."""
+
+    keeps: object = None
+
+    @classmethod
+    def of(cls, content: bytes, keeps: object) -> Kept:
+        kept = cls(content)
+        kept.keeps = keeps
+        return kept
+
+
+def encode_payload(payload: Any, place: Place | None = None) -> bytes:
+    """One payload as MessagePack; put into its place where that is given, and the payload large.
 
     Raises:
-        PayloadError: it is of a type that only pickle can carry, and pickle cannot.
+        PayloadError: it is of a type that only pickle can carry, and pickle cannot. And what the place raises.
     """
     kind = type(payload)
     try:
         if kind in _PLAIN or (kind is int and _INT_MIN <= payload <= _INT_MAX):
-            return _encoder.encode(payload)
+            if place is None or kind is not bytes or len(payload) < place.threshold:
+                return _encoder.encode(payload)
+            return place.put(b"", [payload]) or _encoder.encode(payload)
     except UnicodeEncodeError:
         pass  # a str with lone surrogates: pickle carries those
+    if kind is Loan:
+        written = payload.take()
+        if place is not None:
+            settled = place.settle(payload, _pickle(_Rebuilt(_flat, written), kind, lambda _: False))
+            if settled is not None:
+                return settled
+        payload, kind = written, memoryview
+    if place is not None:
+        part = _pickle_apart(payload, kind, place)
+        if part is not None:
+            return part
+    if kind is memoryview:
+        payload = _Viewed(payload)
+    return _encoder.encode(msgspec.msgpack.Ext(PICKLED, _pickle(payload, kind)))
+
+
+def _pickle(payload: Any, kind: type, apart: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
     try:
-        pickled = pickle.dumps(payload, protocol=pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(payload, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=apart)
     except Exception as error:
         raise PayloadError(
             f"a payload of type {kind.__name__} cannot travel to another process",
             f"{type(error).__name__}: {error}",
         ) from error
-    return _encoder.encode(msgspec.msgpack.Ext(PICKLED, pickled))
 
 
-def encode_batches(payloads: Iterable[Any]) -> list[bytes]:
-    """Payloads as MessagePack lists of at most BATCH_MESSAGES values and (several values) BATCH_BYTES bytes.
+def _pickle_apart(payload: Any, kind: type, place: Place) -> bytes | None:
+    """A payload pickled, its large buffers in a block; None: there is no block to be had."""
+    threshold = place.threshold
+    buffers: list[Buffer] = []
+    if kind is memoryview:
+        payload = _Viewed(payload)
+    elif kind is array and len(payload) * payload.itemsize >= threshold:
+        payload = _Rebuilt(_array_of, payload.typecode, payload)
+    elif kind is bytearray and len(payload) >= threshold:
+        payload = _Rebuilt(bytearray, payload)
 
-    Raises PayloadError for the first that cannot travel.
+    def apart(buffer: pickle.PickleBuffer) -> bool:
+        """Whether it stays in the pickle."""
+        raw = buffer.raw()
+        if raw.nbytes < threshold or len(buffers) == MAX_BUFFERS:
+            return True
+        buffers.append(raw)
+        return False
+
+    pickled = _pickle(payload, kind, apart)
+    if len(pickled) >= threshold:
+        return place.put(_IN_FRONT, [pickled, *buffers])
+    if not buffers:
+        return _encoder.encode(msgspec.msgpack.Ext(PICKLED, pickled))
+    return place.put(pickled, buffers)
+
+
+def encode_placed(placed: Placed) -> bytes:
+    """A payload in a block, as MessagePack."""
+    return _encoder.encode(msgspec.msgpack.Ext(PLACED, _encoder.encode(placed)))
+
+
+def places(sizes: Iterable[int]) -> list[int]:
+    """Where in a block buffers of these sizes begin, and where the last one ends."""
+    at, found = 0, []
+    end = 0
+    for size in sizes:
+        found.append(at)
+        end = at + size
+        at = -(-end // _ALIGN) * _ALIGN
+    return [*found, end]
+
+
+def placed_bytes(placed: Placed) -> int:
+    """What its buffers take in the block."""
+    return places(placed.sizes)[-1]
+
+
+def read_placed(content: bytes) -> Placed:
+    """Raises ProtocolViolation."""
+    try:
+        placed = _placed_decoder.decode(content)
+    except MALFORMED as error:
+        raise ProtocolViolation(f"a payload in a block: {error}") from None
+    if not 1 <= len(placed.sizes) <= MAX_BUFFERS or min(placed.sizes) < 0:
+        raise ProtocolViolation(f"a payload of {len(placed.sizes)} buffers in a block")
+    return placed
+
+
+class _Rebuilt:
+    """Stands for a payload whose own pickle would carry its bytes: made of a buffer again. The last argument is it."""
+
+    __slots__ = ("_arguments", "_make")
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        self._make = make
+        self._arguments = arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        *first, buffer = self._arguments
+        return self._make, (*first, pickle.PickleBuffer(buffer))
+
+
+class _Viewed:
+    """Stands for a memoryview, which pickle does not take."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        view = self._view
+        flat = view if view.c_contiguous else memoryview(view.tobytes())
+        # Read-only for who gets it, so that pickle has no reason to make it a bytearray.
+        return _view_of, (pickle.PickleBuffer(flat.toreadonly()), view.format, view.shape)
+
+
+def _view_of(buffer: Any, form: str, shape: tuple[int, ...]) -> memoryview:
+    """A memoryview as it was published, read-only; of bytes where its format is not one that a view can have."""
+    view = memoryview(buffer).toreadonly().cast("B")
+    try:
+        return view.cast(form) if not view.nbytes or len(shape) == 1 else view.cast(form, shape)  # type: ignore[call-overload,no-any-return]
+    except ValueError:
+        return view
+
+
+def _flat(buffer: Any) -> memoryview:
+    return memoryview(buffer).toreadonly().cast("B")
+
+
+def _array_of(typecode: str, buffer: Any) -> array[Any]:
+    made = array(typecode)
+    made.frombytes(buffer)
+    return made
+
+
+def encode_batches(payloads: Iterable[Any], place: Place | None = None) -> list[bytes]:
+    """Payloads as MessagePack lists of at most BATCH_MESSAGES values and (several values) BATCH_BYTES bytes; one that
+    was put into its place is alone.
+
+    Raises what encode_payload raises for the first that cannot travel.
     """
     batches: list[bytes] = []
     parts: list[bytes] = []
     size = 0
     for payload in payloads:
-        part = encode_payload(payload)
+        part = encode_payload(payload, place)
+        if is_placed(part):
+            if parts:
+                batches.append(join(parts))
+                parts, size = [], 0
+            batches.append(Kept.of(join([part]), part))
+            continue
         if parts and (len(parts) == BATCH_MESSAGES or size + len(part) > BATCH_BYTES):
             batches.append(join(parts))
             parts, size = [], 0
@@ -80,6 +279,12 @@ def encode_batches(payloads: Iterable[Any]) -> list[bytes]:
     if parts:
         batches.append(join(parts))
     return batches
+
+
+def is_placed(part: bytes | memoryview) -> bool:
+    """Whether an encoded payload is one in a block."""
+    at = _CODE_AT.get(part[0])
+    return at is not None and part[at] == PLACED
 
 
 def join(parts: Sequence[bytes | memoryview]) -> bytes:
@@ -109,9 +314,20 @@ def split(batch: bytes | memoryview) -> list[memoryview]:
 
 
 def check_payloads(batch: bytes | memoryview) -> int:
-    """How many payloads an encoded batch from a client has.
+    """How many payloads an encoded batch from a client has, all of which travel themselves.
 
-    Raises ProtocolViolation when it is not a list of 1 to BATCH_MESSAGES payloads.
+    Raises ProtocolViolation when it is not a list of 1 to BATCH_MESSAGES of these.
+    """
+    count, placed = look_over(batch)
+    if placed is not None:
+        raise ProtocolViolation("a payload in a block, where none can be")
+    return count
+
+
+def look_over(batch: bytes | memoryview) -> tuple[int, Placed | None]:
+    """How many payloads an encoded batch from a client has, and where the one is that lies in a block.
+
+    Raises ProtocolViolation when it is not a list of 1 to BATCH_MESSAGES payloads, or one of several is in a block.
     """
     payloads = _all_bytes(batch)
     are_bytes = payloads is not None
@@ -120,15 +336,17 @@ def check_payloads(batch: bytes | memoryview) -> int:
     if not 1 <= len(payloads) <= BATCH_MESSAGES:
         raise ProtocolViolation(f"a batch of {len(payloads)} payloads")
     if are_bytes:
-        return len(payloads)
+        return len(payloads), None
     kinds = set(map(type, payloads))
     if not kinds <= _ON_THE_WIRE:
         raise ProtocolViolation(f"payloads of types {sorted(kind.__name__ for kind in kinds - _ON_THE_WIRE)}")
     if msgspec.msgpack.Ext in kinds:
         for payload in payloads:
             if type(payload) is msgspec.msgpack.Ext and payload.code != PICKLED:
-                raise ProtocolViolation(f"a payload of extension {payload.code}")
-    return len(payloads)
+                if payload.code == PLACED and len(payloads) == 1:
+                    return 1, read_placed(bytes(payload.data))
+                raise ProtocolViolation(f"a payload of extension {payload.code} among {len(payloads)}")
+    return len(payloads), None
 
 
 def _all_bytes(batch: bytes | memoryview) -> list[Any] | None:
@@ -153,12 +371,37 @@ def decode_payloads(batch: bytes | memoryview) -> list[Any]:
     return _values_decoder.decode(batch)
 
 
+def placed_in(payload: Any) -> Placed | None:
+    """Where a decoded payload is, when that is in a block."""
+    if type(payload) is not msgspec.msgpack.Ext or payload.code != PLACED:
+        return None
+    return read_placed(bytes(payload.data))
+
+
+def open_placed(placed: Placed, block: memoryview) -> Any:
+    """The payload in a block, made over the bytes there where its type can be. Raises PayloadError."""
+    *begins, _ = places(placed.sizes)
+    buffers = [block[begin : begin + size] for begin, size in zip(begins, placed.sizes, strict=True)]
+    if not placed.pickled:
+        return bytes(buffers[0])
+    pickled: Any = placed.pickled
+    if pickled == _IN_FRONT:
+        pickled = buffers.pop(0)
+    return _load(pickled, buffers)
+
+
 def open_payload(payload: Any) -> Any:
     """The payload itself. Raises PayloadError when its pickle cannot be loaded here."""
     if type(payload) is not msgspec.msgpack.Ext:
         return payload
+    if payload.code == PLACED:
+        raise PayloadError("the payload", "it lies in a block, and nobody said where that is to be looked at")
+    return _load(payload.data)
+
+
+def _load(pickled: Any, buffers: Iterable[memoryview] | None = None) -> Any:
     try:
-        return pickle.loads(payload.data)
+        return pickle.loads(pickled, buffers=buffers)
     except Exception as error:
         raise PayloadError(
             "this process cannot decode the payload (its class must be importable here)",

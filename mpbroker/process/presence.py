@@ -22,6 +22,8 @@ from mpbroker.process import frames
 from mpbroker.process.channel import Channel, Ended, open_channel
 from mpbroker.process.frames import Goodbye, Welcome
 from mpbroker.process.handshake import HANDSHAKE_S, SESSION_BYTES
+from mpbroker.process.holding import Holding
+from mpbroker.process.lending import Exchange, Explain, Lending
 from mpbroker.process.naming import Located, Transport
 from mpbroker.shm.ring import is_known_machine
 from mpbroker.shm.segment import NoSharedMemory, is_there
@@ -56,6 +58,7 @@ class Session:
         left: this process has let go of it, of its own will.
         is_another: it is of the process that this one was forked from.
         finalizer: says goodbye at exit.
+        lending: its arena, once something was put there.
     """
 
     def __init__(self, located: Located, timeout_s: float, transport: Transport = Transport.AUTO) -> None:
@@ -71,8 +74,11 @@ class Session:
         self._own = threading.local()
         self._channels: dict[int, weakref.ref[Channel]] = {}
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._holding: Holding | None = None
+        self.lending: Lending | None = None
         self.presence: Final = self.connect("presence", timeout_s=timeout_s)
         self.welcome: Final[Welcome] = self.presence.welcome
+        self._lends = bool(self.welcome.arena_threshold) and transport is not Transport.MANAGER and is_there()
 
     def connect(self, role: str, *, replaces: tuple[int, int] = (0, -1), timeout_s: float = CONNECT_S) -> Channel:
         """A new channel. replaces: the number of one that was interrupted, and the calls answered there.
@@ -139,6 +145,30 @@ class Session:
             timeout_s=timeout_s,
         )
 
+    @property
+    def holding(self) -> Holding:
+        """What it holds of others' memory."""
+        if self._holding is None:
+            # Nothing of it refers to the session: a view may outlive that.
+            located, session, numbers = self.located, self.number, self._numbers
+
+            def open_lane() -> Channel:
+                number = next(numbers)
+                return open_channel(located, role="lane", session=session, number=number, timeout_s=CONNECT_S)
+
+            with self._deciding:
+                self._holding = self._holding or Holding(open_lane)
+        return self._holding
+
+    def place(self, exchange: Exchange, explain: Explain) -> Lending | None:
+        """Where large payloads are put, where that can be."""
+        lending = self.lending
+        if lending is None and self._lends:
+            holding = self.holding
+            with self._deciding:
+                lending = self.lending = self.lending or Lending(holding, self.welcome, exchange, explain)
+        return lending
+
     def take(self) -> Channel:
         """This thread's channel. It is away until `put`: a signal handler that calls in between gets another one."""
         own = self._own.__dict__
@@ -190,6 +220,9 @@ class Session:
         own: Channel | None = self._own.__dict__.pop("channel", None)
         if own is not None:
             own.close()
+        self.lending = None
+        if self._holding is not None:
+            self._holding.end()
 
     def forget(self) -> None:
         """In a forked child: close what is the parent's, and nothing more."""

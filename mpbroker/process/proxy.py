@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from mpbroker.api import BrokerAPI
-from mpbroker.errors import InvalidFilter, ProtocolViolation, SubscriptionConflict
+from mpbroker.errors import InvalidFilter, PayloadError, ProtocolViolation, SubscriptionConflict
 from mpbroker.filters import Expression
+from mpbroker.loans import Loan
 from mpbroker.messages import (
     Attempt,
     AttemptOutcome,
@@ -26,16 +27,18 @@ from mpbroker.messages import (
     MessagePriority,
     SubscriptionStats,
     TopicStats,
+    Undecoded,
 )
 from mpbroker.overflow import Overflow, WaitForRoom
 from mpbroker.pipeline import Publisher, PublishOptions
 from mpbroker.process import frames
-from mpbroker.process.connection import client_process
+from mpbroker.process.connection import ClientProcess, client_process
 from mpbroker.process.frames import Done, Frame, Moment, Number, Published, Reply, Report, Subscribed
 from mpbroker.process.handle import SubscriptionHandle
 from mpbroker.process.hook import SERIALIZER, BrokerAddress
-from mpbroker.process.payloads import decode_payloads, encode_batches, join, open_or_mark
+from mpbroker.process.payloads import decode_payloads, encode_batches, join, open_or_mark, open_placed, placed_in
 from mpbroker.process.publishing import ProcessPublishWire
+from mpbroker.process.received import copied
 from mpbroker.push.dispatcher import Dispatcher, DispatcherPool
 from mpbroker.push.subscriber import Subscriber
 from mpbroker.retry import RetryPolicy
@@ -156,13 +159,18 @@ class BrokerProxy(BrokerAPI, managers.BaseProxy):
     def _publish(
         self, topic: str, payloads: list[Any], headers: dict[str, str], priority: MessagePriority
     ) -> list[Message]:
-        batches = [msgspec.Raw(batch) for batch in encode_batches(payloads)]
+        # Kept until the answer is here, and with them the blocks that they speak of.
+        encoded = encode_batches(payloads, self._client.place())
+        batches = [msgspec.Raw(batch) for batch in encoded]
         published = self._ask(frames.Publish(topic, batches, headers, int(priority)), Published)
         incarnation, timestamp, shared = self._client.incarnation, published.timestamp, Headers(headers)
         return [
             Message(topic, payload, priority, shared, f"m{n}", timestamp, n, f"{incarnation}-{n}")
             for n, payload in enumerate(payloads, published.first)
         ]
+
+    def _loan(self, nbytes: int) -> Loan:
+        return self._client.loan(nbytes)
 
     def _publisher(self, topic: str, options: PublishOptions) -> Publisher:
         return Publisher(topic, ProcessPublishWire(self._client), options)
@@ -176,7 +184,7 @@ class BrokerProxy(BrokerAPI, managers.BaseProxy):
             if left == 0:
                 return letters
             page = self._ask(frames.DeadLetters(subscription_id, left, offset + len(letters)), frames.Letters)
-            letters.extend(map(_letter, page.letters))
+            letters.extend([_letter(each, self._client) for each in page.letters])
             if not (page.more and page.letters):
                 return letters
 
@@ -284,11 +292,16 @@ def _no_way(text: str, reason: str) -> InvalidFilter:
     return InvalidFilter(text, f"{reason}; {way}", None)
 
 
-def _letter(letter: frames.Letter) -> DeadLetter:
+def _letter(letter: frames.Letter, client: ClientProcess) -> DeadLetter:
     (payload,) = decode_payloads(join([memoryview(letter.payload)]))
+    placed = placed_in(payload)
+    try:
+        opened = open_or_mark(payload) if placed is None else open_placed(placed, copied(client, placed))
+    except PayloadError as error:
+        opened = Undecoded(bytes(payload.data), error.args[1])
     message = Message(
         letter.topic,
-        open_or_mark(payload),
+        opened,
         frames.priority_of(letter.priority),
         Headers(letter.headers),
         f"m{letter.sequence}",

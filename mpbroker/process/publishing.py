@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from mpbroker.errors import ProtocolViolation
+from mpbroker.loans import Loan
 from mpbroker.pipeline import Answer, Batch
 from mpbroker.pipeline.publisher import WINDOW
 from mpbroker.process import frames
@@ -14,7 +15,7 @@ from mpbroker.process.channel import rebuild
 from mpbroker.process.connection import ClientProcess
 from mpbroker.process.frames import Failed, Publish, Published
 from mpbroker.process.line import Line
-from mpbroker.process.payloads import encode_payload
+from mpbroker.process.payloads import BATCH_BYTES, Kept, encode_payload, join
 
 _ANSWER_BYTES: Final = 4096
 """More than any answer to a publish, and a refusal names a topic and a subscription."""
@@ -32,8 +33,13 @@ class ProcessPublishWire:
         self._line = Line(client)
 
     def encode(self, payload: Any) -> tuple[Any, int]:
-        encoded = encode_payload(payload)
+        encoded = encode_payload(payload, self._client.place())
+        if type(encoded) is Kept:
+            return encoded, max(BATCH_BYTES, len(encoded))  # so that it is a batch of its own
         return msgspec.Raw(encoded), len(encoded)
+
+    def loan(self, nbytes: int) -> Loan:
+        return self._client.loan(nbytes)
 
     def take(self, is_anything_out: bool) -> bool:
         is_new = self._line.take(is_anything_out)
@@ -50,10 +56,14 @@ class ProcessPublishWire:
         if body is None:
             if not batch.number:
                 batch.number = self._line.requests = self._line.requests + 1
+            kept = batch.parts[0]
             # bytes are what they are on the wire, and the others were encoded when they came.
-            payloads = msgspec.Raw(_encoder.encode(batch.parts))
+            payloads = msgspec.Raw(join([kept]) if type(kept) is Kept else _encoder.encode(batch.parts))
             request = Publish(topic, [payloads], batch.headers or {}, int(batch.priority), batch.number)
-            body = batch.body = frames.encode(request)
+            body = frames.encode(request)
+            if type(kept) is Kept:
+                body = Kept.of(body, kept)
+            batch.body = body
             batch.parts = []
         self._line.dispatch(body)
 

@@ -17,11 +17,12 @@ from mpbroker.engine import DeadRecord, Subscription
 from mpbroker.errors import LimitReached
 from mpbroker.messages import SubscriptionStats, TopicStats
 from mpbroker.process import frames
+from mpbroker.process.about import TOTALS
 from mpbroker.process.acts import Act, Change, Look, Verb
 from mpbroker.process.clients import Connection
-from mpbroker.process.desk import REPLY_ROOM_BYTES, TOTALS, Desk
+from mpbroker.process.desk import REPLY_ROOM_BYTES, Desk
 from mpbroker.process.encoded import letter
-from mpbroker.process.frames import Number, Reply, Warned
+from mpbroker.process.frames import ArenaUse, Number, Reply, Warned
 
 PAGE: Final = 1000
 """Dead letters in a page: the broker serves others between two of them."""
@@ -128,16 +129,15 @@ that are only busy come back sooner, or have more members that do."""
 NEARLY: Final = 0.8
 """The part of a bound from which it is worth a warning."""
 
+MAX_ARENA_USES: Final = 10
+"""Processes in one report: those that matter for who looks for room."""
+
 MAX_WARNINGS: Final = 100
 """In one report: who has more has one cause for many."""
 
 _BOUNDS: Final = (
-    "max_frame_bytes",
-    "max_name_length",
-    "max_headers",
-    "max_header_bytes",
-    "ring_bytes",
-    "frame_timeout",
+    *("max_frame_bytes", "max_name_length", "max_headers", "max_header_bytes", "ring_bytes", "frame_timeout"),
+    *("arena_threshold", "max_client_arena_bytes", "arena_timeout"),
 )
 
 
@@ -160,6 +160,7 @@ def status(desk: Desk, _: Connection, __: frames.Status, now: float) -> Reply:
         "subscriptions": [len(all_stats), limits.max_subscriptions],
         "messages": [held, room],
         "queue_bytes": [desk.meter.used, limits.max_queue_bytes],
+        "arena_bytes": [desk.blocks.reserved, limits.max_arena_bytes if limits.has_arena else 0],
         "dead_letters": [dead, min(checks.MAX_COUNT, limits.max_dead_letters * len(all_stats))],
     }
     return frames.Report(
@@ -172,14 +173,41 @@ def status(desk: Desk, _: Connection, __: frames.Status, now: float) -> Reply:
         {**totals, **desk.counters},
         {**{name: getattr(limits, name) for name in _BOUNDS}, "max_payload_bytes": limits.payload_bytes},
         list(islice(_warnings(desk, all_stats, use, desk.engine_time(now)), MAX_WARNINGS)),
+        _arena(desk),
     )
+
+
+def _arena(desk: Desk) -> list[ArenaUse]:
+    """Which processes have most of the arena, by what they keep others from using."""
+    found: list[ArenaUse] = []
+    for session in desk.sessions.values():
+        lends = session.lends
+        pinned = sum([_pinned(each) for each in session.connections.values() if each.pins])
+        if lends is not None or pinned:
+            reserved, used = (0, 0) if lends is None else (lends.reserved, lends.used)
+            found.append(ArenaUse(session.presence.pid, reserved, used, pinned))
+    for connection in desk.connections.values():
+        if connection.session is None and connection.pins:
+            # The lane of a process that has ended for the broker: it, or a child, still looks.
+            found.append(ArenaUse(connection.pid, 0, 0, _pinned(connection)))
+    left = [segment for segment in desk.blocks.segments.values() if segment.lender is None]
+    if left:
+        used = sum([block.nbytes for each in left for ref in each.blocks.values() if (block := ref()) is not None])
+        found.append(ArenaUse(0, sum([segment.nbytes for segment in left]), used, 0))
+    found.sort(key=lambda each: each.pinned + each.reserved, reverse=True)
+    return found[:MAX_ARENA_USES]
+
+
+def _pinned(connection: Connection) -> int:
+    """Bytes of the blocks that are pinned there, each once."""
+    return sum([block.nbytes for block in {pin.block for pin in connection.pins.values()}])
 
 
 def _warnings(
     desk: Desk, all_stats: dict[Subscription, SubscriptionStats], use: dict[str, list[int]], now: float
 ) -> Iterator[Warned]:
     """What somebody should look at, what concerns all first."""
-    for name in ("connections", "waiting_calls", "topics", "subscriptions", "queue_bytes"):
+    for name in ("connections", "waiting_calls", "topics", "subscriptions", "queue_bytes", "arena_bytes"):
         used, limit = use[name]
         if _is_nearly(used, limit):
             yield Warned("limit", name, used, limit)

@@ -27,11 +27,12 @@ from mpbroker.errors import (
     VersionMismatch,
 )
 from mpbroker.filters import Filter
-from mpbroker.process import frames, handshake
+from mpbroker.process import frames, handshake, memory
+from mpbroker.process.about import About
 from mpbroker.process.acts import Act, Change
 from mpbroker.process.clients import Connection, Numbered, ParkedPublish, Role, Session, Stage, check_place
-from mpbroker.process.desk import About, Desk
-from mpbroker.process.effects import Close, Effect, Hold, Quit, Send, Share, Unwatch, Watch
+from mpbroker.process.desk import Desk
+from mpbroker.process.effects import Close, Drop, Effect, Hold, Keep, Pass, Quit, Send, Share, Unwatch, Watch
 from mpbroker.process.failures import failure
 from mpbroker.process.frames import Reply
 from mpbroker.process.handshake import HANDSHAKE_S
@@ -40,7 +41,7 @@ from mpbroker.process.verbs import VERBS
 
 _log = logging.getLogger("mpbroker.sessions")
 
-_RESERVES: Final = {Role.CALL: 0, Role.PRESENCE: 1, Role.ADMIN: 2}
+_RESERVES: Final = {Role.CALL: 0, Role.LANE: 0, Role.PRESENCE: 1, Role.ADMIN: 2}
 """How many times the reserved connections each role may have beyond max_connections."""
 
 _Step = tuple[Act, tuple[type[MpbrokerError], ...]]
@@ -63,6 +64,7 @@ class Sessions:
         nonce: so many random bytes.
         wall_clock: seconds since the epoch, for the timestamps of messages.
         started: the loop's time now; memory: the bytes the process takes. For the status.
+        read: some bytes of a segment that was kept: its number, where, how many.
     """
 
     def __init__(
@@ -79,8 +81,9 @@ class Sessions:
         pid: int,
         started: float = 0.0,
         memory: Callable[[], int] = lambda: 0,
+        read: Callable[[int, int, int], bytes] = lambda *_: b"",
     ) -> None:
-        about = About(version, pid, started, memory)
+        about = About(version, pid, started, memory, read)
         self._desk = Desk(engine, limits, manual_time, functions, wall_clock, about)
         self._key = key
         self._nonce = nonce
@@ -128,6 +131,7 @@ class Sessions:
             self._refuse(peer, error, now)
         if step is not None:
             self._act(peer, *step)
+            step = None  # and with it what it brought: whose block nobody took is free from here on
         return self._finished(now)
 
     def violated(self, connection: int, reason: str, now: float) -> list[Effect]:
@@ -160,14 +164,12 @@ class Sessions:
         self._died(found, how, now)
         return self._finished(now)
 
-    def unshared(self, connection: int, reason: str) -> list[Effect]:
-        """A connection could not go on in shared memory: it stays as it was."""
-        peer = self._desk.connections.get(connection)
-        if peer is None or self._stopped:
-            return []
-        peer.rings = False
-        self._desk.rings -= 1
-        return [Send(connection, failure(AccessRefused(reason)))]
+    def unshared(self, effect: Share | Keep | Pass, reason: str) -> list[Effect]:
+        """What was to be shared or kept could not be: the connection stays as it was."""
+        peer = self._desk.connections.get(effect.connection)
+        if peer is not None and not self._stopped:
+            self._effects.append(memory.unshared(self._desk, peer, effect, reason))
+        return self._taken_effects()
 
     def tick(self, now: float) -> list[Effect]:
         """A time was reached: take back what is due, end what waited long enough."""
@@ -200,6 +202,10 @@ class Sessions:
         """What bounds it all."""
         return self._desk.limits
 
+    def is_lane(self, connection: int) -> bool:
+        """Whether descriptors come with requests."""
+        return self._desk.connections[connection].role is Role.LANE
+
     def frame_limit(self, connection: int) -> int:
         """Bytes that the next frame on a connection may have."""
         peer = self._desk.connections.get(connection)
@@ -209,15 +215,8 @@ class Sessions:
 
     def _hello(self, peer: Connection, body: bytes) -> None:
         hello = handshake.read_hello(body)
-        try:
-            peer.role = Role(hello.role)
-        except ValueError:
-            raise ProtocolViolation("the hello has an unknown role") from None
-        peer.number, peer.replaces, peer.answered = hello.connection, hello.replaces, hello.answered
-        peer.session_id = hello.session
-        peer.hello = body
+        peer.said_hello(hello, body)
         peer.nonce = self._nonce(handshake.NONCE_BYTES)
-        peer.stage = Stage.CHALLENGED
         proof = handshake.broker_proof(self._key, body, peer.nonce)
         challenge = frames.Challenge(frames.PROTOCOL, self._desk.about.version, peer.nonce, proof)
         self._effects.append(Send(peer.id, challenge))
@@ -248,16 +247,14 @@ class Sessions:
             session.connections[peer.number] = peer
         peer.stage = Stage.OPEN
         peer.hello = peer.nonce = b""
-        if peer.role is not Role.PRESENCE:
+        if peer.role is Role.LANE:
+            memory.joined(peer)
+            peer.limit_bytes = frames.MAX_LANE_BYTES
+        elif peer.role is not Role.PRESENCE:
             peer.limit_bytes = desk.limits.max_frame_bytes
         del self._shaking[peer.id]
         desk.timers.cancel(peer.id)
-        limits = desk.limits
-        ring_bytes = limits.ring_bytes if peer.role is Role.CALL else 0
-        welcome = frames.Welcome(
-            desk.engine.incarnation, desk.about.pid, limits.max_frame_bytes, desk.manual_time, ring_bytes
-        )
-        self._effects.append(Send(peer.id, welcome))
+        self._effects.append(Send(peer.id, memory.welcome(desk, peer.role)))
 
     def _has_room(self, role: Role) -> bool:
         """Whether there are fewer open connections than this role may make."""
@@ -289,9 +286,8 @@ class Sessions:
         desk.counters["calls"] += 1
         kind = type(request)
         verb = VERBS.get(kind)
-        if kind is frames.Share:
-            self._share(peer, request)
-            return None
+        if kind is frames.Share or peer.role is Role.LANE:
+            return partial(self._of_memory, memory.check(desk, peer, request)), ()
         if verb is None or peer.role is Role.PRESENCE:
             return self._last_request(peer, request, now)
         number = request.number if type(request) is frames.Publish else 0
@@ -324,6 +320,9 @@ class Sessions:
         elif isinstance(peer.parked, ParkedPublish):
             self._effects.append(Hold(peer.id))
 
+    def _of_memory(self, act: Callable[[], Effect]) -> None:
+        self._effects.append(act())
+
     def _last_request(self, peer: Connection, request: frames.Request, now: float) -> _Step | None:
         """Goodbye or Stop, from who may send it."""
         if isinstance(request, frames.Stop) and peer.role is Role.ADMIN:
@@ -335,22 +334,6 @@ class Sessions:
         if not isinstance(request, frames.Goodbye) or session is None or session.presence is not peer:
             raise ProtocolViolation(f"a {type(request).__name__} on a connection of the role {peer.role}")
         return partial(self._goodbye, peer, session, now), ()
-
-    def _share(self, peer: Connection, request: frames.Request) -> None:
-        """Go on in shared memory, where there is room."""
-        assert isinstance(request, frames.Share)
-        desk = self._desk
-        if peer.role is not Role.CALL or peer.answers or peer.has_asked:
-            raise ProtocolViolation("shared memory is for a call connection, once, before its first call")
-        peer.has_asked = True
-        if not request.ring_bytes or request.ring_bytes != desk.limits.ring_bytes:
-            raise ProtocolViolation("shared memory of another size than was offered")
-        if desk.rings >= desk.limits.max_rings:
-            self._effects.append(Send(peer.id, failure(LimitReached("rings", desk.limits.max_rings, "max_rings"))))
-            return
-        desk.rings += 1
-        peer.rings = True
-        self._effects.append(Share(peer.id, request.ring_bytes))
 
     def _answer(self, peer: Connection, reply: Reply) -> None:
         peer.answers += 1
@@ -387,8 +370,13 @@ class Sessions:
         del desk.sessions[session.id]
         self._effects.append(Unwatch(session.id))
         for peer in list(session.connections.values()):
+            if peer.role is Role.LANE:
+                peer.session = None  # what is pinned there lasts until its socket ends
+                continue
             self._forget(peer)
             self._effects.append(Close(peer.id))
+        if session.lends is not None:
+            desk.blocks.end(session.lends)
         for subscription in session.polled.values():
             subscription.end_owner(session.owner, desk.engine_time(now), died=died, error=error)
             desk.changed(subscription)
@@ -406,6 +394,7 @@ class Sessions:
         desk = self._desk
         if peer.parked is not None:
             desk.unpark(peer.parked)
+        peer.pins.clear()
         desk.connections.pop(peer.id, None)
         self._shaking.pop(peer.id, None)
         desk.timers.cancel(peer.id)
@@ -415,6 +404,8 @@ class Sessions:
         if peer.session is not None and peer.session.connections.get(peer.number) is peer:
             del peer.session.connections[peer.number]
             peer.session.lose(peer)
+            if peer.session.lane is peer:
+                peer.session.lane = None
 
     def _violation(self, peer: Connection, error: ProtocolViolation, now: float) -> None:
         self._desk.counters["violations"] += 1
@@ -447,4 +438,7 @@ class Sessions:
 
     def _taken_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
+        over = self._desk.blocks.over
+        while over:
+            effects.append(Drop(over.pop()))
         return effects

@@ -26,10 +26,12 @@ from mpbroker.errors import (
 from mpbroker.messages import NO_HEADERS, Headers, error_text
 from mpbroker.process import frames
 from mpbroker.process.acts import Act, Change, Verb
+from mpbroker.process.blocks import Claims
 from mpbroker.process.clients import Connection, HandOver, Parked, Session
 from mpbroker.process.desk import PUBLISH_REFUSALS, TAKE_REFUSALS, Desk
 from mpbroker.process.encoded import EncodedPayloads, contents, grant, one_payload
 from mpbroker.process.frames import Answers, Done, Granted, Moment, Number, Reply
+from mpbroker.process.memory import VERBS as MEMORY_VERBS
 from mpbroker.process.reports import VERBS as REPORT_VERBS
 from mpbroker.process.reports import figures
 from mpbroker.process.subscribing import VERBS as SUBSCRIBING_VERBS
@@ -45,11 +47,16 @@ def publish(desk: Desk, connection: Connection, request: frames.Publish, now: fl
     topic = checks.name(request.topic, "topic")
     priority = frames.priority_of(request.priority)
     most, frame_bytes = desk.limits.max_payload_bytes, connection.request_bytes
-    batches = contents(request.batches, request.headers, desk.meter, most, frame_bytes)
+    lender = None if connection.session is None else connection.session.lends
+    claims = None if lender is None else Claims(desk.blocks, lender)
+    batches = contents(request.batches, request.headers, desk.meter, most, frame_bytes, claims)
     headers = _headers(desk, request.headers) if request.headers else NO_HEADERS
     _check_bytes(desk, batches, desk.engine.fan_out(topic))
 
     def act() -> Reply | None:
+        if claims is not None:
+            for each in batches:
+                each.claim()
         try:
             return desk.publish(topic, batches, headers, priority, now)
         except NoRoom as full:
@@ -320,6 +327,7 @@ VERBS: Final[dict[type, Verb]] = {
     frames.Attach: Change(attach, TAKE_REFUSALS),
     frames.Detach: Change(detach),
     **SUBSCRIBING_VERBS,
+    **MEMORY_VERBS,
     **REPORT_VERBS,
 }
 """What a call connection may send. Goodbye and Stop are not among it: they are of the presence and of admins."""

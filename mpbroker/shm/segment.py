@@ -42,8 +42,8 @@ class Segment:
         self.words = self.view.cast("Q")
 
     @classmethod
-    def create(cls, size: int) -> tuple[Self, int]:
-        """Memory to write, and the descriptor for the reader; the caller closes that.
+    def create(cls, size: int, *, populate: bool = False) -> tuple[Self, int]:
+        """Memory to write, and the descriptor for the reader; the caller closes that. populate: see `attach`.
 
         Its pages are there, its size is fixed, and nobody else can ever write it. Raises NoSharedMemory.
         """
@@ -54,35 +54,30 @@ class Segment:
 
             # Not ftruncate: memory that is short is an error here, where it would be a fatal signal later.
             os.posix_fallocate(fd, 0, size)
-            mapped = _mapped(fd, size, mmap.PROT_READ | mmap.PROT_WRITE)
+            mapped = _mapped(fd, size, mmap.PROT_READ | mmap.PROT_WRITE, populate=populate)
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
             return cls(mapped), fd
         except BaseException as error:
             if fd >= 0:
                 os.close(fd)
-            if isinstance(error, (ImportError, AttributeError, OSError)):
+            if isinstance(error, (ImportError, AttributeError, OSError, ValueError, OverflowError)):
                 what = "memfd_create" if fd < 0 else f"a segment of {size:,} bytes"
                 raise NoSharedMemory(f"{what}: {error}") from None
             raise
 
     @classmethod
-    def attach(cls, fd: int, size: int) -> Self:
-        """Another process's memory, to read; closes the descriptor.
+    def attach(cls, fd: int, size: int, *, populate: bool = False) -> Self:
+        """Another process's memory, to read; closes the descriptor. populate: map all of it now, which costs less than
+        page by page where it is looked at again and again.
 
         Raises NoSharedMemory: it cannot be mapped, is of another size, or could still be cut short, which would end a
         reader by a signal.
         """
         try:
-            import fcntl
-
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-                raise NoSharedMemory(f"the descriptor is not of {size:,} bytes of memory")
-            if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise NoSharedMemory("the memory is not sealed against being cut short")
-            return cls(_mapped(fd, size, mmap.PROT_READ))
-        except (ImportError, OSError) as error:
+            check(fd, size)
+            return cls(_mapped(fd, size, mmap.PROT_READ, populate=populate))
+        except (OSError, ValueError) as error:
             raise NoSharedMemory(f"mapping the other side's memory: {error}") from None
         finally:
             os.close(fd)
@@ -94,11 +89,26 @@ class Segment:
         self._map.close()
 
 
-def _mapped(fd: int, size: int, protection: int) -> mmap.mmap:
+def check(fd: int, size: int) -> None:
+    """Raise NoSharedMemory when a descriptor is not of that much memory, which nobody can cut short."""
+    try:
+        import fcntl
+
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise NoSharedMemory(f"the descriptor is not of {size:,} bytes of memory")
+        if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise NoSharedMemory("the memory is not sealed against being cut short")
+    except (ImportError, OSError) as error:
+        raise NoSharedMemory(f"looking at the other side's memory: {error}") from None
+
+
+def _mapped(fd: int, size: int, protection: int, *, populate: bool) -> mmap.mmap:
     """Before 3.13 the mapping keeps a descriptor of its own, to be able to grow."""
+    flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
     if sys.version_info >= (3, 13):
-        return mmap.mmap(fd, size, mmap.MAP_SHARED, protection, trackfd=False)
-    return mmap.mmap(fd, size, mmap.MAP_SHARED, protection)
+        return mmap.mmap(fd, size, flags, protection, trackfd=False)
+    return mmap.mmap(fd, size, flags, protection)
 
 
 def receive(sock: socket.socket, size: int) -> tuple[bytes, int]:

@@ -15,6 +15,10 @@ from mpbroker.errors import MpbrokerError
 
 EXAMPLES: dict[str, list[tuple[object, ...]]] = {
     "AccessRefused": [("the key is not the broker's",)],
+    "ArenaFull": [
+        (1 << 20, "max_arena_bytes", 1 << 30, 1 << 29, 4711, 1 << 28),
+        (1 << 20, "max_client_arena_bytes", 1 << 30, 1 << 29, 0, 0),
+    ],
     "BrokerFailed": [("it exited with code 3 before it was ready",)],
     "BrokerFull": [(1_073_741_000, 5000, 1_073_741_824)],
     "BrokerGone": [("it was stopped",)],
@@ -45,6 +49,7 @@ EXAMPLES: dict[str, list[tuple[object, ...]]] = {
 """Class -> arguments as the code gives them."""
 
 ALSO: dict[str, type[Exception]] = {
+    "ArenaFull": queue.Full,
     "BrokerFull": queue.Full,
     "BrokerGone": ConnectionError,
     "BrokerNotFound": ConnectionError,

@@ -13,7 +13,7 @@ FOLDERS = ("mpbroker", "tests", "bench", "scripts", ".ci")
 LONGEST = 450
 """Lines: past that a module has two ideas."""
 
-LONGEST_OF_TABLES = {"mpbroker/process/frames.py": 650}
+LONGEST_OF_TABLES = {"mpbroker/process/frames.py": 700}
 """One list of many small entries, which two modules would only scatter."""
 
 LONGEST_TEST = 650

@@ -20,20 +20,28 @@ PROCESS: dict[str, set[str]] = {
         "handle",
         "hook",
         "launch",
+        "holding",
+        "lane",
+        "lending",
         "line",
         "manager",
         "presence",
         "proxy",
         "publishing",
+        "received",
     },
     # What decides in the broker process: it reads no clock and touches nothing outside.
     "deciding": {
+        "about",
         "acts",
+        "blocks",
         "clients",
         "desk",
         "effects",
         "encoded",
         "failures",
+        "memory",
+        "meter",
         "reports",
         "sessions",
         "subscribing",
@@ -41,7 +49,7 @@ PROCESS: dict[str, set[str]] = {
         "waiting",
     },
     # What moves the bytes and starts and ends the broker process.
-    "serving": {"claims", "doors", "endings", "link", "loop", "main", "pace", "rings", "transit"},
+    "serving": {"claims", "doors", "endings", "link", "loop", "main", "pace", "rings", "segments", "transit"},
 }
 """The modules of ``process``, by where they run."""
 
@@ -50,12 +58,15 @@ def group(name: str) -> set[str]:
     return {f"process.{module}" for module in PROCESS[name]}
 
 
+LENT = VALUES | {"loans"}
+"""And memory that is lent to be written."""
+
 SHM = {"errors", "shm.*"}
 """What carries bytes through shared memory, and knows nothing of what they say."""
 
 ENGINE = VALUES | {"engine.*"}
-SHARED = VALUES | group("shared")
-LOCAL = VALUES | {"_version", "api.*", "local", "local_pipeline", "pipeline.*", "push.*"}
+SHARED = LENT | group("shared")
+LOCAL = LENT | {"_version", "api.*", "local", "local_pipeline", "pipeline.*", "push.*"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "shared": SHARED | {"_version"},
@@ -76,12 +87,13 @@ LADDER: dict[str, set[str]] = {
     "deliveries": {"errors", "checks", "messages"},
     "filters": {"errors", "checks"},
     "settings": VALUES,
+    "loans": {"errors", "checks"},
     "engine.*": ENGINE,
     "push.*": VALUES | {"push.*"},
-    "pipeline.*": VALUES | {"pipeline.*"},
-    "api.*": VALUES | {"api.*", "pipeline.*", "push.*"},
-    "local_pipeline": ENGINE | {"pipeline.*"},
-    "local": ENGINE | {"api.*", "local_pipeline", "pipeline.*", "push.*"},
+    "pipeline.*": LENT | {"pipeline.*"},
+    "api.*": LENT | {"api.*", "pipeline.*", "push.*"},
+    "local_pipeline": ENGINE | {"loans", "pipeline.*"},
+    "local": ENGINE | {"api.*", "loans", "local_pipeline", "pipeline.*", "push.*"},
     "shm.*": SHM,
     "process": set(),
     **{module: MAY_IMPORT[name] for name in PROCESS for module in group(name)},

@@ -10,7 +10,7 @@ import msgspec
 from mpbroker.process import frames
 from mpbroker.process.frames import Frame
 from tests.fuzz.draw import Draw
-from tests.process.driver import INCARNATION, publish, subscribe
+from tests.process.driver import INCARNATION, placed, publish, subscribe
 
 TOPICS: Final = ("t", "t", "u", "", "no/name")
 NAMES: Final = ("a", "b", "c", "$d")
@@ -23,6 +23,8 @@ NUMBERS: Final = (1, 1, 2, 3, 4, 0, -1, 2**64 - 1)
 SEQUENCES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 0, 300, 2**64 - 1)
 TEXTS: Final = ("", "trouble", "é" * 5000, "\0")
 FILTERS: Final = ("", 'headers.k = "x"', "NOT headers:k", "headers:", "module:function")
+SEGMENTS: Final = (1, 1, 2, 3, 0, -1)
+OFFSETS: Final = (0, 0, 4096, 8192, 65536, 1, -4096, 2**62)
 ONE: Final = msgspec.Raw(b"\x01")
 
 
@@ -88,6 +90,25 @@ def _numbered(draw: Draw) -> Frame:
     return msgspec.structs.replace(_publish(draw), number=draw.one_of((1, 2, 3, 4, 0, -1, 2**63)))
 
 
+def _placed(draw: Draw) -> Frame:
+    sizes = [draw.one_of((5000, 1, 0, 65536, -1, 2**62)) for _ in range(1 + draw.below(2))]
+    return placed(draw.one_of(TOPICS), draw.one_of(SEGMENTS), draw.one_of(SEQUENCES), draw.one_of(OFFSETS), *sizes)
+
+
+def _doubts(draw: Draw) -> list[int]:
+    told: list[int] = []
+    for _ in range(draw.below(3)):
+        told += [draw.one_of(SEGMENTS), draw.one_of(OFFSETS), draw.one_of(SEQUENCES)]
+    return told[draw.one_of((0, 0, 0, 1)) :]
+
+
+def _hand_overs(draw: Draw) -> list[int]:
+    told: list[int] = []
+    for _ in range(draw.below(3)):
+        told += [draw.one_of(NUMBERS), _token(draw)]
+    return told[draw.one_of((0, 0, 0, 1)) :]
+
+
 _MAKERS: Final[tuple[Callable[[Draw], Frame], ...]] = (
     _publish,
     _poll,
@@ -140,6 +161,16 @@ _MAKERS: Final[tuple[Callable[[Draw], Frame], ...]] = (
     lambda draw: frames.AckRanges(draw.one_of(NUMBERS), _ranges(draw)),
     lambda draw: frames.ReleaseRanges(draw.one_of(NUMBERS), _ranges(draw)),
     _numbered,
+    _placed,
+    lambda draw: frames.OfferSegment(draw.one_of((65536, 65536, 4096, 0, 1, -4096, 2**62))),
+    lambda draw: frames.MapSegment(draw.one_of(SEGMENTS)),
+    lambda draw: frames.DropSegment(draw.one_of(SEGMENTS)),
+    lambda draw: frames.Unpin(_hand_overs(draw)),
+    lambda draw: frames.RetireLane(draw.below(8), _hand_overs(draw)),
+    lambda draw: frames.Freed(draw.below(5) - 1, _doubts(draw), draw.one_of((0.0, 0.0, 1.0, -1.0, float("nan")))),
+    lambda draw: frames.ReadBlock(
+        draw.one_of(SEGMENTS), draw.one_of(SEQUENCES), draw.one_of(OFFSETS), draw.one_of((1, 5000, 0, -1, 2**62))
+    ),
 )
 
 

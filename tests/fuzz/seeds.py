@@ -110,7 +110,17 @@ def seeds(name: str) -> list[bytes]:
             raw = [b"\0\3\0" + len(body).to_bytes(2, "little") + body for body in seeds("request")]
             more = ((0, 2, 8, 9, 16, 8), (1, 0, 1, 2, 3, 4), (0, 0, 0, 0, 0, 0))
             asked = [bytes([0, *[0, 0, kind, *rest] * 2]) for kind in range(29) for rest in more]
-            return [*raw, *asked, *[bytes([0, event, *rest, event, 1]) for event in range(4, 10) for rest in more]]
+            lane = bytes([0, 5, 0, 4, 0, 0, 0, 1, 33, 0])  # a lane of the first process, with a segment
+            deeds = [bytes([0, at, kind, *rest]) for at in (0, 1) for kind in range(32, 40) for rest in more]
+            published = lane + bytes([0, 0, 32, 0, 0, 0, 0, 0, 0])
+            taken = published + bytes([0, 0, 1, 0, 0, 0, 4, 0])
+            arena = [before + deed for before in (lane, published, taken) for deed in deeds]
+            return [
+                *raw,
+                *asked,
+                *arena,
+                *[bytes([0, event, *rest, event, 1]) for event in range(4, 10) for rest in more],
+            ]
     return []
 
 

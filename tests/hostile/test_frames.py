@@ -195,7 +195,7 @@ def test_a_large_upload_that_is_slow_but_gets_on_passes() -> None:
 
 
 def test_a_client_that_does_not_read_its_replies_is_cut_and_what_it_was_given_goes_back() -> None:
-    with BrokerManager(frame_timeout=0.2) as manager:
+    with BrokerManager(frame_timeout=0.2, arena_threshold=0) as manager:
         broker = manager.broker()
         broker.create_topic("orders")
         billing = broker.subscribe("orders", "billing")

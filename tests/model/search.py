@@ -25,6 +25,8 @@ class Wrong(enum.Enum):
     TORN = "what was read is not what was written there"
     UNFINISHED = "a part of a frame was handed over as a frame"
     TOO_MANY_BELLS = "more bytes wait in a socket than the bound"
+    OTHER_BYTES = "what is looked at has other bytes than what was handed over"
+    LEAKED = "nobody needs it, and nobody can use it again"
     NO_WAY_TO_AN_END = "no end can be reached any more without a fault"
 
 

@@ -17,10 +17,18 @@ from mpbroker.engine import Engine, invariants
 from mpbroker.filters import Filter
 from mpbroker.messages import SubscriptionStats
 from mpbroker.process import frames, handshake
-from mpbroker.process.effects import Close, Effect, Hold, Quit, Send, Share, Unwatch, Watch
+from mpbroker.process.effects import Close, Drop, Effect, Hold, Keep, Pass, Quit, Send, Share, Unwatch, Watch
 from mpbroker.process.frames import Frame, Grant, Reply
 from mpbroker.process.limits import Limits
-from mpbroker.process.payloads import decode_payloads, encode_batches, list_length, open_payload
+from mpbroker.process.payloads import (
+    Placed,
+    decode_payloads,
+    encode_batches,
+    encode_placed,
+    join,
+    list_length,
+    open_payload,
+)
 from mpbroker.process.sessions import Sessions
 
 KEY: Final = bytes(range(32))
@@ -154,7 +162,11 @@ class Process:
 
 
 class Broker:
-    """Sessions with a new engine. is_checked: after every event, which is slow with many leases or subscriptions."""
+    """Sessions with a new engine. is_checked: after every event, which is slow with many leases or subscriptions.
+
+    Attributes:
+        kept: the segments whose descriptors it has.
+    """
 
     def __init__(
         self,
@@ -173,6 +185,7 @@ class Broker:
         self.nonces = (bytes([n % 256]) * handshake.NONCE_BYTES for n in itertools.count(1))
         self.connections: dict[int, Connection] = {}
         self.watched: set[bytes] = set()
+        self.kept: set[int] = set()
         self.quit: str | None = None
         self.sessions = Sessions(
             self.engine,
@@ -207,22 +220,37 @@ class Broker:
                     self.watched.add(session)
                 case Unwatch(session):
                     self.watched.remove(session)
-                case Share(connection, ring_bytes):
-                    to = self.connections[connection]
-                    assert not to.shares, "a connection shares memory twice"
-                    to.shares = ring_bytes
                 case Quit(reason):
                     assert self.quit is None
                     self.quit = reason
+                case _:
+                    self._carry(effect)
         self.check()
         for each in list(self.connections.values()):
             while each.behind and not each.is_held and not each.is_closed:
                 self.carry_out(self.sessions.received(each.id, each.behind.pop(0), self.now))
 
+    def _carry(self, effect: Share | Keep | Pass | Drop) -> None:
+        """Memory comes or goes with a descriptor."""
+        match effect:
+            case Share(connection, ring_bytes):
+                to = self.connections[connection]
+                assert not to.shares, "a connection shares memory twice"
+                to.shares = ring_bytes
+            case Keep(connection, segment, _):
+                self.kept.add(segment)
+                self.connections[connection].inbox.append(frames.Number(segment))
+            case Pass(connection, segment):
+                assert segment in self.kept, "a segment was passed that was not kept"
+                self.connections[connection].inbox.append(frames.Done())
+            case Drop(segment):
+                self.kept.remove(segment)
+
     def check(self) -> None:
         if not self.is_checked:
             return
         invariants.check(self.engine)
+        assert not self.sessions._desk.blocks.noted, "a block that nobody needs was not told of"
         if self.quit is not None:
             assert self.sessions.next_due() is None
             return
@@ -334,6 +362,12 @@ def subscribe(topic: str, name: str, *, push: bool = False, **settings: object) 
 def publish(topic: str, *payloads: object, priority: int = 1, **headers: str) -> frames.Publish:
     batches = [msgspec.Raw(batch) for batch in encode_batches(payloads)]
     return frames.Publish(topic, batches, headers, priority)
+
+
+def placed(topic: str, segment: int, serial: int, offset: int = 0, *sizes: int) -> frames.Publish:
+    """A publish of a payload in a block."""
+    part = encode_placed(Placed(segment, serial, offset, list(sizes or [5000]), b""))
+    return frames.Publish(topic, [msgspec.Raw(join([part]))], {}, 1)
 
 
 def sequences(grants: list[Grant]) -> list[int]:

@@ -27,10 +27,11 @@ from mpbroker.errors import (
 )
 from mpbroker.process import frames, verbs
 from mpbroker.process.acts import Change
+from mpbroker.process.blocks import Blocks, Lender
 from mpbroker.process.encoded import EncodedPayloads
 from mpbroker.process.limits import Limits
 from mpbroker.process.waiting import Line as Parking
-from tests.process.driver import INCARNATION, Broker, Connection, publish, subscribe
+from tests.process.driver import INCARNATION, Broker, Connection, placed, publish, subscribe
 
 
 class Missing(LookupError):
@@ -89,6 +90,34 @@ def _dispatching(scene: Scene) -> frames.Frame:
 
 Asks = Callable[[Scene], frames.Frame]
 
+SEGMENT_BYTES: Final = 16 * 4096
+
+
+def _lane(scene: Scene) -> Connection:
+    """A lane of the process of the call, with a segment: number 1."""
+    lane = scene.broker.connect(scene.call.session, "lane", 9)
+    assert lane.ask(frames.OfferSegment(SEGMENT_BYTES), frames.Number).value == 1
+    return lane
+
+
+def _in_a_block(scene: Scene) -> frames.Frame:
+    _lane(scene)
+    return placed("t", 1, 1)
+
+
+def _doubts(scene: Scene) -> frames.Frame:
+    _lane(scene)
+    return frames.Freed(0, [1, 0, 9], 0.0)
+
+
+def _block_is_ready(scene: Scene) -> int:
+    """The number of a subscription that has a block ready."""
+    number = scene.call.subscribe("blocks", "s")
+    _lane(scene)
+    scene.call.ask(placed("blocks", 1, 1), frames.Published)
+    return number
+
+
 MIDDLES: Final[dict[str, tuple[object, str, Asks]]] = {
     "create_topic": ("mpbroker.engine.broker", "Topic", lambda _: frames.CreateTopic("new", False)),
     "delete_topic": (Subscription, "end", lambda _: frames.DeleteTopic("t")),
@@ -96,6 +125,14 @@ MIDDLES: Final[dict[str, tuple[object, str, Asks]]] = {
     "unsubscribe": (Places, "drop_everything", lambda _: frames.Unsubscribe("t", "s")),
     "publish, mid-fan-out": (Places, "put", lambda _: publish("t", 1)),
     "publish, at its end": (Subscription, "_announce", lambda _: publish("t", 1)),
+    "publish of a block, taking it": (Blocks, "claim", _in_a_block),
+    "publish of a block, mid-fan-out": (Places, "put", _in_a_block),
+    "poll of a block, pinning it": (
+        "mpbroker.process.desk",
+        "Pinned",
+        lambda scene: frames.Poll(_block_is_ready(scene), "w", None, 1, 0.0),
+    ),
+    "freed": (Blocks, "doubt", _doubts),
     "offer": (
         Places,
         "put",
@@ -224,6 +261,26 @@ def _interrupted(scene: Scene) -> Callable[[], object]:
     return lambda: process.call(replaces=call.number, answered=0)
 
 
+def _offers(scene: Scene) -> Callable[[], object]:
+    lane = _lane(scene)
+    return lambda: lane.send(frames.OfferSegment(SEGMENT_BYTES))
+
+
+def _drops(scene: Scene) -> Callable[[], object]:
+    lane = _lane(scene)
+    return lambda: lane.send(frames.DropSegment(1))
+
+
+def _last_need_goes(scene: Scene) -> Callable[[], object]:
+    number = _block_is_ready(scene)
+    return lambda: scene.call.send(frames.Unsubscribe("blocks", "s")) if number else None
+
+
+def _lender_dies(scene: Scene) -> Callable[[], object]:
+    _block_is_ready(scene)
+    return lambda: scene.broker.carry_out(scene.broker.sessions.process_ended(scene.call.session, None, 100.0))
+
+
 FOLLOWING: Final[dict[str, tuple[object, str, Callable[[Scene], Callable[[], object]]]]] = {
     "a poll that waits gets a copy": (LeaseTable, "grant", _poll_waits),
     "a publish begins to wait": (Line, "stand", _is_full),
@@ -231,6 +288,10 @@ FOLLOWING: Final[dict[str, tuple[object, str, Callable[[Scene], Callable[[], obj
     "a process says goodbye": (Subscription, "end_owner", _says_goodbye),
     "a process dies": (Subscription, "end_owner", _dies),
     "an interrupted call is undone": (Subscription, "undo", _interrupted),
+    "a segment is taken": ("mpbroker.process.blocks", "Segment", _offers),
+    "a segment is let go of": (Blocks, "_leave", _drops),
+    "nobody needs a block any more": (Lender, "tell", _last_need_goes),
+    "a process dies that lends": (Blocks, "end", _lender_dies),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from mpbroker.process import frames
+from mpbroker.process.effects import Share
 from mpbroker.process.frames import Failed
 from mpbroker.process.limits import Limits
 from tests.process.driver import Broker, Connection, Process
@@ -98,7 +99,7 @@ def test_whom_the_loop_cannot_share_with_is_told_why_and_stays_with_its_socket(
     broker: Broker, process: Process
 ) -> None:
     call = shared(process)
-    broker.carry_out(broker.sessions.unshared(call.id, "it is of another size"))
+    broker.carry_out(broker.sessions.unshared(Share(call.id, BYTES), "it is of another size"))
     failed = call.take()
     assert isinstance(failed, Failed)
     assert (failed.kind, rings(broker)) == ("AccessRefused", 0)
@@ -111,7 +112,7 @@ def test_whom_the_loop_cannot_share_with_is_told_why_and_stays_with_its_socket(
 def test_what_the_loop_says_of_a_connection_that_is_gone_changes_nothing(broker: Broker, process: Process) -> None:
     call = shared(process)
     call.close()
-    assert broker.sessions.unshared(call.id, "too late") == []
+    assert broker.sessions.unshared(Share(call.id, BYTES), "too late") == []
     assert rings(broker) == 0
 
 
@@ -119,7 +120,7 @@ def test_what_the_loop_says_of_a_broker_that_ends_changes_nothing(broker: Broker
     call = shared(process)
     process.connect("admin").send(frames.Stop())
     assert broker.quit is not None
-    assert broker.sessions.unshared(call.id, "too late") == []
+    assert broker.sessions.unshared(Share(call.id, BYTES), "too late") == []
 
 
 @pytest.mark.parametrize("limits", [LIMITS, Limits(ring_bytes=0)])
@@ -150,7 +151,7 @@ def test_shared_memory_is_asked_for_once_whatever_the_answer_was(
 ) -> None:
     call = shared(process)
     if refused:
-        broker.carry_out(broker.sessions.unshared(call.id, "no memory"))
+        broker.carry_out(broker.sessions.unshared(Share(call.id, BYTES), "no memory"))
         assert isinstance(call.take(), Failed)
     assert is_a_violation(call, frames.Share(BYTES))
     assert rings(broker) == 0

@@ -10,7 +10,7 @@ from tests.prove.points_brokers import AFTER, BrokerPoint, Phase
 from tests.prove.points_trap import Asked, Spot
 
 _LOOP: Final = "mpbroker.process.loop:Loop"
-_ACCEPT: Final = "mpbroker.process.loop:accept"
+_ACCEPT: Final = "mpbroker.process.segments:accept"
 _RINGS: Final = "mpbroker.process.rings:Rings"
 _END: Final = "mpbroker.shm.link:RingEnd"
 _SEGMENT: Final = "mpbroker.shm.segment:Segment"

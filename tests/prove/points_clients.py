@@ -97,7 +97,7 @@ def _asks(kind: str) -> Callable[[Asked], bool]:
     return lambda asked: type(asked[1]).__name__ == kind
 
 
-def _answered_to(kind: str) -> Spot:
+def answered_to(kind: str) -> Spot:
     """The answer is decoded, and made into what the caller gets next: after this, Python looks for no signal."""
     return in_call(kind, f"{_SESSION}.put", BEFORE)
 
@@ -117,7 +117,7 @@ def _reply_is_there(asked: Asked) -> None:
         pause.wait(0.001)
 
 
-def _reply_waits(kind: str) -> Spot:
+def reply_waits(kind: str) -> Spot:
     return in_call(kind, f"{_CHANNEL}.send", AFTER, ready=_reply_is_there)
 
 
@@ -167,7 +167,7 @@ PUBLISHING: Final = [
     ),
     ClientPoint(
         "client before it reads that its publish was accepted",
-        _reply_waits("Publish"),
+        reply_waits("Publish"),
         deeds.publishes,
         "fresh fresh fresh",
         "fresh fresh none",
@@ -183,7 +183,7 @@ PUBLISHING: Final = [
     ),
     ClientPoint(
         "client has the reply to its publish and not returned it",
-        _answered_to("Publish"),
+        answered_to("Publish"),
         deeds.publishes,
         "fresh fresh fresh",
         "fresh fresh none",
@@ -209,7 +209,7 @@ PUBLISHING: Final = [
     ),
     ClientPoint(
         "client sent a large frame whose reply waits",
-        _reply_waits("Publish"),
+        reply_waits("Publish"),
         deeds.publishes_many,
         "fresh fresh",
         "fresh fresh",
@@ -217,7 +217,7 @@ PUBLISHING: Final = [
     ),
     ClientPoint(
         "client sent a subscribe whose reply waits",
-        _reply_waits("Subscribe"),
+        reply_waits("Subscribe"),
         deeds.subscribes,
         "fresh",
         "none",
@@ -225,7 +225,7 @@ PUBLISHING: Final = [
     ),
     ClientPoint(
         "client created a topic, and the reply waits",
-        _reply_waits("CreateTopic"),
+        reply_waits("CreateTopic"),
         deeds.subscribes,
         "fresh",
         "none",
@@ -306,7 +306,7 @@ POLLING: Final = [
     ),
     ClientPoint(
         "worker before it reads what it was handed",
-        _reply_waits("Poll"),
+        reply_waits("Poll"),
         deeds.works,
         *_TAKEN,
         "fresh fresh fresh",
@@ -336,7 +336,7 @@ POLLING: Final = [
     ),
     ClientPoint(
         "worker decoded what it was handed, and its caller has not got it",
-        _answered_to("Poll"),
+        answered_to("Poll"),
         deeds.works,
         *_TAKEN,
         "fresh fresh fresh",
@@ -354,7 +354,7 @@ POLLING: Final = [
     ),
     ClientPoint(
         "worker opens a payload",
-        Spot("mpbroker.process.handle:ReceivedBatch._payload"),
+        Spot("mpbroker.process.received:ReceivedBatch._payload"),
         deeds.works,
         *_TAKEN,
         "back back fresh",
@@ -385,7 +385,7 @@ POLLING: Final = [
 SETTLING: Final = [
     ClientPoint(
         "worker in a with block",
-        _reply_waits("Topics"),
+        reply_waits("Topics"),
         deeds.works_with_care,
         *_TAKEN,
         "back back fresh",
@@ -415,7 +415,7 @@ SETTLING: Final = [
     ),
     ClientPoint(
         "worker acked half a batch in one call whose reply waits",
-        _reply_waits("Ack"),
+        reply_waits("Ack"),
         deeds.acks_many,
         "acked acked acked acked",
         "acked acked again again",
@@ -434,7 +434,7 @@ SETTLING: Final = [
     ),
     ClientPoint(
         "worker acked, and the reply waits",
-        _reply_waits("AckTokens"),
+        reply_waits("AckTokens"),
         deeds.acks,
         "acked acked fresh",
         "acked again fresh",
@@ -444,7 +444,7 @@ SETTLING: Final = [
     ),
     ClientPoint(
         "worker has the reply to its ack and not returned it",
-        _answered_to("AckTokens"),
+        answered_to("AckTokens"),
         deeds.acks,
         "acked acked fresh",
         "acked again fresh",
@@ -454,7 +454,7 @@ SETTLING: Final = [
     ),
     ClientPoint(
         "worker nacked, and the reply waits",
-        _reply_waits("Nack"),
+        reply_waits("Nack"),
         deeds.nacks,
         "again acked fresh",
         "again again fresh",
@@ -464,7 +464,7 @@ SETTLING: Final = [
     ),
     ClientPoint(
         "worker released, and the reply waits",
-        _reply_waits("Release"),
+        reply_waits("Release"),
         deeds.releases,
         "back acked fresh",
         "back again fresh",
@@ -474,7 +474,7 @@ SETTLING: Final = [
     ),
     ClientPoint(
         "worker rejected, and the reply waits",
-        _reply_waits("Reject"),
+        reply_waits("Reject"),
         deeds.rejects,
         "dead acked fresh",
         "dead again fresh",
@@ -484,7 +484,7 @@ SETTLING: Final = [
     ),
     ClientPoint(
         "worker extended, and the reply waits",
-        _reply_waits("Extend"),
+        reply_waits("Extend"),
         deeds.extends,
         "acked acked fresh",
         "again again fresh",
@@ -529,23 +529,23 @@ PUSHED: Final = [
     for where, spot, kill, raised in (
         (
             "became the dispatcher, and the reply waits",
-            _reply_waits("Attach"),
+            reply_waits("Attach"),
             "fresh fresh fresh",
             "acked fresh fresh",
         ),
         (
             "became the dispatcher and does not know its name",
-            _answered_to("Attach"),
+            answered_to("Attach"),
             "fresh fresh fresh",
             "acked fresh fresh",
         ),
         ("before its subscriber is called", Spot(f"{_PUSH}._call"), "again fresh fresh", "acked fresh fresh"),
         ("after its subscriber was called", Spot(f"{_PUSH}._call", AFTER), "third fresh fresh", "acked fresh fresh"),
-        ("retries, and the reply waits", _reply_waits("RetryHeld"), "third fresh fresh", "acked fresh fresh"),
+        ("retries, and the reply waits", reply_waits("RetryHeld"), "third fresh fresh", "acked fresh fresh"),
         ("between two calls of its subscriber", Spot(f"{_SEAT}.pause"), "third fresh fresh", "acked fresh fresh"),
         (
             "acked a pushed message, and the reply waits",
-            _reply_waits("AckTokens"),
+            reply_waits("AckTokens"),
             "acked fresh fresh",
             "acked acked fresh",
         ),

@@ -8,7 +8,8 @@ from typing import Final
 
 from mpbroker.engine import Subscription, invariants
 from mpbroker.engine.leases import offsets
-from mpbroker.process.clients import Parked, ParkedPublish, Stage
+from mpbroker.process.clients import Parked, Stage
+from mpbroker.process.desk import AnyParked
 from mpbroker.process.frames import Reply
 from tests.simulation.broker import Broker
 from tests.simulation.world import Violation
@@ -168,7 +169,7 @@ class Watch:
             if self._broker.engine.by_number(subscription.number) is not subscription:
                 raise Violation(f"somebody waits for {subscription.subscription_id}, which ended")
 
-    def _waits_until(self, parked: Parked | ParkedPublish) -> float:
+    def _waits_until(self, parked: AnyParked) -> float:
         if isinstance(parked, Parked):
             return self._until[parked.connection.id]
         until = self._broker.desk.timers.when(parked.connection.id)

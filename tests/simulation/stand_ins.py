@@ -209,7 +209,7 @@ def installed(world: World, network: Network, locate_at: Callable[..., Any]) -> 
     """Have the product live in a world, until the end of the block."""
     threading = _threading(world)
     time = SimpleNamespace(monotonic=world.clock, sleep=world.sleep, time=world.clock)
-    system = SimpleNamespace(urandom=world.urandom, close=network.close_pidfd)
+    system = SimpleNamespace(urandom=world.urandom, close=network.close_pidfd, getpid=lambda: world.me().process.pid)
     peers = SimpleNamespace(
         peer_uid=lambda _: None,
         peer_pidfd=network.peer_pidfd,

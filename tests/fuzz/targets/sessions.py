@@ -19,7 +19,7 @@ _LIMITS = Limits(max_connections=10, max_topics=3, max_subscriptions=4)
 _PROCESSES = 4
 _EVENTS = 48
 _STEPS = (0.0, 0.25, 1.0, 4.0, 5.0, 30.0, 1000.0)
-_ROLES = ("call", "presence", "admin", "other")
+_ROLES = ("call", "presence", "admin", "other", "lane")
 
 
 class World:
@@ -168,6 +168,10 @@ class World:
         assert not len(desk.idles)
         assert broker.held() == 0
         assert broker.watched == set()
+        # What is left of arenas is what messages are in.
+        assert broker.kept == desk.blocks.segments.keys()
+        assert all(each.blocks and each.lender is None for each in desk.blocks.segments.values())
+        assert desk.meter.used >= 0
         if not desk.manual_time:
             broker.later(1e6)
         self.check()

@@ -25,10 +25,11 @@ from mpbroker.process.clients import Connection, Session
 from mpbroker.process.desk import PUBLISH_REFUSALS, Desk
 from mpbroker.process.encoded import EncodedBatch
 from mpbroker.process.frames import Granted, Reply
-from mpbroker.process.handle import ReceivedBatch, SubscriptionHandle
+from mpbroker.process.handle import SubscriptionHandle
 from mpbroker.process.link import Link
 from mpbroker.process.loop import Loop
 from mpbroker.process.proxy import BrokerProxy
+from mpbroker.process.received import ReceivedBatch
 from mpbroker.process.rings import Rings
 from mpbroker.process.sessions import Sessions
 from mpbroker.process.waiting import Janitor
