@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tests.prove import points_broker_rings, points_brokers
+from tests.prove import points_broker_arena, points_broker_rings, points_brokers
 from tests.prove.points_brokers import BrokerPoint
 from tests.prove.points_trap import Action, Signs, Trap
 
@@ -34,7 +34,11 @@ def _arm(words: str | None) -> None:
     if words is None:
         return
     name, action, folder = json.loads(words)
-    (point,) = [each for each in [*points_brokers.POINTS, *points_broker_rings.POINTS] if each.name == name]
+    (point,) = [
+        each
+        for each in [*points_brokers.POINTS, *points_broker_rings.POINTS, *points_broker_arena.POINTS]
+        if each.name == name
+    ]
     error = RuntimeError(f"kill point: {name}")
     Trap(point.spot, Action(action), Signs(Path(folder)), lambda: error, waits=True).arm()
 

@@ -27,6 +27,7 @@ from mpbroker.testing import LeakCheck
 from tests.prove import points_armed
 from tests.prove import points_stirs as stirs
 from tests.prove.planes import wrong_rings
+from tests.prove.points_arena_deeds import THRESHOLD
 from tests.prove.points_brokers import BrokerPoint, Phase
 from tests.prove.points_scene import Missed, wait_until
 from tests.prove.points_trap import LIMIT_S, Action, Signs, is_stopped
@@ -78,7 +79,13 @@ class Scene:
                 self.wrong.append(f"the broker wrote: {(self._folder / 'stderr').read_text()[-2000:]}")
 
     def _play(self) -> None:
-        manager = BrokerManager(NAME, directory=self._base, filter_modules=[points_armed.MODULE], transport=self._plane)
+        manager = BrokerManager(
+            NAME,
+            directory=self._base,
+            filter_modules=[points_armed.MODULE],
+            transport=self._plane,
+            arena_threshold=THRESHOLD,
+        )
         starting = self._point.phase is Phase.START
         if starting:
             self._signs.open()

@@ -110,6 +110,14 @@ class Play:
         for delivery in deliveries:
             self.settle("ack", delivery)
 
+    @property
+    def pid(self) -> int:
+        return os.getpid()
+
+    def note_plane(self) -> None:
+        """How the calls of this process travel."""
+        self._say_the_plane()
+
     def called(self, message: Message) -> None:
         """A subscriber was called."""
         self._book.note("called", key_of(message.payload))

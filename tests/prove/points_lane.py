@@ -17,6 +17,8 @@ from mpbroker.process.naming import Transport
 from mpbroker.testing import LeakCheck
 from mpbroker.testing.leaks import Leak
 from tests.prove import (
+    points_arena,
+    points_broker_arena,
     points_broker_rings,
     points_brokers,
     points_client_rings,
@@ -37,8 +39,10 @@ _ALL: Final[list[Point]] = [
     *points_clients.POINTS,
     *points_client_rings.POINTS,
     *points_pipes.POINTS,
+    *points_arena.POINTS,
     *points_brokers.POINTS,
     *points_broker_rings.POINTS,
+    *points_broker_arena.POINTS,
     *points_creators.POINTS,
 ]
 POINTS: Final = {each.name: each for each in _ALL}

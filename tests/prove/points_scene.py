@@ -23,6 +23,7 @@ from mpbroker import BrokerManager, RetryPolicy
 from mpbroker.process.naming import Transport
 from mpbroker.process.proxy import BrokerProxy
 from tests.prove.planes import plane_of, wrong_rings
+from tests.prove.points_arena_deeds import BLOCK_BYTES, THRESHOLD, block, look
 from tests.prove.points_clients import ClientPoint
 from tests.prove.points_deeds import READER, Book, Play, key_of
 from tests.prove.points_trap import LIMIT_S, Action, Signs, Trap, is_asleep, is_stopped
@@ -246,7 +247,8 @@ class Reading:
         """Poll once and ack all of it; how many came."""
         deliveries = subscription.poll("other", None, 10)
         for each in deliveries:
-            key = key_of(each.payload)
+            payload = each.payload
+            key = look(payload) if payload[1:2] == ("block",) else key_of(payload)
             word = _CAME.get((each.attempt, each.redelivered), f"attempt {each.attempt}, {each.redelivered}")
             self.came.setdefault(key, []).append(word)
             if not each.ack():
@@ -263,7 +265,9 @@ class Stage:
         self._plane = plane
         with ExitStack() as opened:
             self._manager = opened.enter_context(
-                BrokerManager(directory=base / "brokers", filter_modules=modules, transport=plane)
+                BrokerManager(
+                    directory=base / "brokers", filter_modules=modules, transport=plane, arena_threshold=THRESHOLD
+                )
             )
             self._broker = self._manager.broker()
             self._bystander = Bystander(self._broker)
@@ -345,6 +349,7 @@ class Stage:
             wrong.append(f"the other subscription has {seen.came}, not {there}")
         wait_until("the end of the victim's session", lambda: self._figure("sessions") == self._sessions)
         wait_until("the end of the victim's rings", lambda: self._figure("rings") == self._rings)
+        wait_until("the end of all blocks", lambda: not any(each.used for each in self._broker._status().arena))
         planes = {line[1] for line in book if line[0] == "plane"} - {None}
         if not planes <= {self._plane}:
             wrong.append(f"the victim's calls went by {planes}")
@@ -457,7 +462,9 @@ class Stage:
 
     def _publish(self, topic: str, numbers: range, bulk: int) -> None:
         payloads: list[Any] = [f"m{n}" for n in numbers]
-        if bulk:
+        if bulk == BLOCK_BYTES:
+            payloads = [block(key) for key in payloads]
+        elif bulk:
             payloads = [(key, bytes(bulk)) for key in payloads]
         if payloads:
             self._broker.publish_many(topic, payloads)

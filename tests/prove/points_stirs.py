@@ -41,7 +41,7 @@ def _payloads(deliveries: list[Delivery]) -> list[tuple[Any, int]]:
 
 
 @contextmanager
-def _child(broker: BrokerProxy, prepare: Callable[[BrokerProxy], object]) -> Iterator[Connection]:
+def child(broker: BrokerProxy, prepare: Callable[[BrokerProxy], object]) -> Iterator[Connection]:
     """A client process that prepares and then makes a call for each order; whatever comes of it is sent back."""
     ours, theirs = _FORK.Pipe()
     process = _FORK.Process(target=_obey, args=(broker, prepare, theirs, ours))
@@ -95,10 +95,10 @@ def _heard(pipe: Connection) -> Any:
 
 def connects(broker: BrokerProxy) -> Iterator[None]:
     """Another process makes its first call."""
-    with _child(broker, id) as child:
+    with child(broker, id) as other:
         yield
-        child.send("call")
-        assert {*_heard(child)} == {"t", "quiet", "beside", "held"}
+        other.send("call")
+        assert {*_heard(other)} == {"t", "quiet", "beside", "held"}
 
 
 # -- publish ----------------------------------------------------------------------------------------------------------
@@ -219,9 +219,9 @@ def _hold_two(broker: BrokerProxy) -> None:
 def loses_a_worker(broker: BrokerProxy) -> Iterator[None]:
     """A process that holds two leases is killed."""
     a = _sub(broker, "a")
-    with _child(broker, _hold_two) as child:
+    with child(broker, _hold_two) as other:
         yield
-        child.send("die")
+        other.send("die")
         came = [delivery for _ in range(2) for delivery in a.poll("stirrer", timeout=LIMIT_S)]
         assert _payloads(came) == [("one", 2), ("two", 2)]
 
@@ -229,10 +229,10 @@ def loses_a_worker(broker: BrokerProxy) -> Iterator[None]:
 def says_goodbye(broker: BrokerProxy) -> Iterator[None]:
     """A process that holds two leases closes."""
     a = _sub(broker, "a")
-    with _child(broker, _hold_two) as child:
+    with child(broker, _hold_two) as other:
         yield
-        child.send("close")
-        _heard(child)
+        other.send("close")
+        _heard(other)
         assert _payloads(a.poll("stirrer", None, 2)) == [("one", 1), ("two", 1)]
 
 

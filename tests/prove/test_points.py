@@ -19,6 +19,8 @@ from mpbroker import BrokerManager
 from mpbroker.process.naming import Transport
 from tests.prove import (
     points,
+    points_arena,
+    points_broker_arena,
     points_broker_rings,
     points_broker_scene,
     points_brokers,
@@ -84,6 +86,13 @@ REPRESENTATIVE = [
     ("worker fetched and has not taken over what its consumer was handed", Action.RAISE),
     ("worker before its consumer takes back what it asked for ahead", Action.STOP),
     ("worker sent half of its acks", Action.KILL),
+    ("client wrote a block and has not sent its frame", Action.KILL),
+    ("client offered a segment and does not know its number", Action.RAISE),
+    ("worker has a view and nothing made of it", Action.STOP),
+    ("worker looks at a block that it has acked", Action.FORK),
+    ("broker took a block that is in no queue", Action.RAISE),
+    ("broker pinned what it has not handed over", Action.KILL),
+    ("broker learns that a worker with pins has died", Action.STOP),
 ]
 """Each on one of its planes, in turn."""
 
@@ -97,8 +106,9 @@ def test_there_are_points_in_clients_workers_and_brokers_alike() -> None:
     sides = Counter(each.side for each in POINTS.values())
     assert sum(sides.values()) >= 100
     assert min(sides[side] for side in ("client", "worker", "broker")) >= sum(sides.values()) / 5
-    tables = (points_clients, points_client_rings, points_pipes, points_brokers, points_broker_rings, points_creators)
-    rows = sum(len(table.POINTS) for table in tables)
+    clients = (points_clients, points_client_rings, points_pipes, points_arena)
+    brokers = (points_brokers, points_broker_rings, points_broker_arena)
+    rows = sum(len(table.POINTS) for table in (*clients, *brokers, points_creators))
     assert len(POINTS) == rows, "two points have one name"
 
 
@@ -116,7 +126,7 @@ def test_a_point_in_the_code_of_rings_is_on_their_plane_alone() -> None:
 
 
 def test_every_row_says_the_fate_of_every_message_for_every_action() -> None:
-    for point in [*points_clients.POINTS, *points_client_rings.POINTS, *points_pipes.POINTS]:
+    for point in [*points_clients.POINTS, *points_client_rings.POINTS, *points_pipes.POINTS, *points_arena.POINTS]:
         assert len({len(point.fates(action)) for action in Action}) == 1, point.name
 
 
