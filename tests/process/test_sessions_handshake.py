@@ -34,7 +34,7 @@ def changed(hello: Hello, **fields: object) -> bytes:
 
 
 def test_who_has_the_key_is_let_in_and_told_about_the_broker() -> None:
-    limits = Limits(max_frame_bytes=5_000_000)
+    limits = Limits(max_frame_bytes=5_000_000, arena_threshold=1 << 20, max_client_arena_bytes=1 << 26, arena_timeout=2)
     broker = Broker(limits=limits, manual_time=True)
     connection = broker.open(SESSION, "presence", 1)
     hello = hello_of(connection)
@@ -44,7 +44,7 @@ def test_who_has_the_key_is_let_in_and_told_about_the_broker() -> None:
     assert (challenge.protocol, challenge.version) == (frames.PROTOCOL, __version__)
     proof = handshake.client_proof(KEY, frames.encode(hello), challenge.nonce)
     connection.send(Proof(proof))
-    assert connection.take() == frames.Welcome(INCARNATION, 4711, 5_000_000, True)
+    assert connection.take() == frames.Welcome(INCARNATION, 4711, 5_000_000, True, 0, 1 << 20, 1 << 26, 2.0)
     assert broker.watched == {SESSION}
 
 

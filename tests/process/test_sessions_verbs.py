@@ -40,7 +40,8 @@ def call(broker: Broker) -> Connection:
 
 
 def test_every_request_has_its_verb() -> None:
-    assert set(get_args(frames.Request)) == {*VERBS, frames.Share, frames.Stop, frames.Goodbye}
+    on_a_lane = {frames.OfferSegment, frames.MapSegment, frames.DropSegment, frames.Unpin, frames.RetireLane}
+    assert set(get_args(frames.Request)) == {*VERBS, *on_a_lane, frames.Share, frames.Stop, frames.Goodbye}
 
 
 # -- topics and subscriptions -----------------------------------------------------------------------------------------
@@ -529,6 +530,7 @@ def test_the_status_shows_use_against_limits_and_totals() -> None:
         "subscriptions": [2, 8],
         "messages": [2, 1000 + 1_000_000 - 1000 + 1_000_000],
         "queue_bytes": [report.limits["queue_bytes"][0], 1 << 30],
+        "arena_bytes": [0, 1 << 30],
         "dead_letters": [1, 20_000],
     }
     counters = report.counters
