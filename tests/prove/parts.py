@@ -37,6 +37,7 @@ PARTS = (
     Entry("volume", "tests.prove.volume", 6.0, 15.0),
     Entry("chaos", "tests.prove.chaos", 6.0, 25.0),
     Entry("simulation", "tests.simulation.part", 4.0, 25.0),
+    Entry("arena", "tests.prove.arena", 4.0, 15.0),
     Entry("fuzz", "tests.fuzz.part", 3.0, 40.0),
     Entry("rings", "tests.prove.rings", 3.0, 8.0),
     Entry("seeded", "tests.prove.seeded", 1.5, 30.0),
