@@ -211,6 +211,9 @@ class MessageBroker(BrokerAPI):
     def close(self) -> None:
         """Stop the threads that start() began, dispatchers after the call that runs. Safe to call again."""
         super().close()
+        for each in self._engine.all_subscriptions():
+            if each.settings.ephemeral and not each.ended:
+                self._unsubscribe(each.topic, each.name)
         janitor, self._janitor = self._janitor, None
         if janitor is not None:
             janitor.stop()

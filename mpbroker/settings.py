@@ -42,6 +42,7 @@ class Settings:
         retry: delays between attempts; None: failed messages come back at once.
         max_queue: bound on ready + delayed + in flight.
         overflow: what happens to a publish beyond that bound.
+        ephemeral: it ends with the process that made it, or with the broker where that is in the same process.
     """
 
     filter: Filter | None = None
@@ -50,6 +51,7 @@ class Settings:
     retry: RetryPolicy | None = None
     max_queue: int = DEFAULT_MAX_QUEUE
     overflow: Overflow | WaitForRoom = Overflow.DEAD_LETTER
+    ephemeral: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Given:
     retry: RetryPolicy | Unset | None = UNSET
     max_queue: int | Unset = UNSET
     overflow: Overflow | WaitForRoom | Unset = UNSET
+    ephemeral: bool | Unset = UNSET
 
     @classmethod
     def check(
@@ -72,6 +75,7 @@ class Given:
         retry: object = UNSET,
         max_queue: object = UNSET,
         overflow: object = UNSET,
+        ephemeral: object = UNSET,
     ) -> Given:
         """Check what a caller gave.
 
@@ -106,6 +110,7 @@ class Given:
             retry=retry,
             max_queue=max_queue if isinstance(max_queue, Unset) else checks.count(max_queue, "max_queue"),
             overflow=overflow,
+            ephemeral=ephemeral if isinstance(ephemeral, Unset) else checks.flag(ephemeral, "ephemeral"),
         )
         if isinstance(given.retry, RetryPolicy):
             attempts = given.retry.max_attempts

@@ -65,6 +65,7 @@ class BrokerAPI(ABC):
         retry: RetryPolicy | Unset | None = UNSET,
         max_queue: int | Unset = UNSET,
         overflow: Overflow | WaitForRoom | Unset = UNSET,
+        ephemeral: bool | Unset = UNSET,
     ) -> SubscriptionAPI:
         """Make a subscription, or get the one of that name; it sees what is published from then on.
 
@@ -83,6 +84,9 @@ class BrokerAPI(ABC):
             overflow: what a publish beyond max_queue does; default Overflow.DEAD_LETTER. With Overflow.WAIT(seconds) it
                 waits for room, and everybody who publishes to the topic what this subscription wants waits for its
                 readers: a thread that publishes must not be the one that reads.
+            ephemeral: it ends, and what it held is dropped, when this process ends, however that happens, or closes its
+                connections; with a broker in this process, when that is closed. For replies, and for looking on. It is
+                its maker's: another process that makes it, too, gets SubscriptionConflict; a handle it may have.
 
         Raises:
             UnknownTopic: create_topic first.
@@ -95,7 +99,7 @@ class BrokerAPI(ABC):
         if subscriber is None and not isinstance(name_or_subscriber, str):
             raise TypeError(f"name must be a str or a Subscriber, not {type(name_or_subscriber).__name__}")
         name = checks.name(name_or_subscriber if subscriber is None else subscriber.subscriber_id, "subscription")
-        given = Given.check(filter, ack_timeout, max_deliveries, retry, max_queue, overflow)
+        given = Given.check(filter, ack_timeout, max_deliveries, retry, max_queue, overflow, ephemeral)
         subscription = self._subscribe(topic, name, subscriber, given)
         if subscription._dispatcher is not None:
             self._pool.add(subscription._dispatcher)

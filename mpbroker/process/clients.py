@@ -160,6 +160,7 @@ class Session:
         owner: what its leases carry; never used again.
         connections: by the client's number; the presence is one of them.
         polled: subscriptions it was handed copies or the dispatcher's place of, by number.
+        ephemeral: subscriptions that end with it, by number.
         lost: hand-overs of connections that closed unconfirmed, by the client's number, with the answers until then.
         numbered: of connections that closed, by the client's number; forgotten: the highest that is not kept any more.
         prune_at: so many in polled, and those that ended are forgotten.
@@ -170,6 +171,7 @@ class Session:
     presence: Connection
     connections: dict[int, Connection] = field(default_factory=dict)
     polled: dict[int, Subscription] = field(default_factory=dict)
+    ephemeral: dict[int, Subscription] = field(default_factory=dict)
     lost: OrderedDict[int, tuple[int, HandOver]] = field(default_factory=OrderedDict)
     numbered: OrderedDict[int, Numbered] = field(default_factory=OrderedDict)
     forgotten: int = 0
@@ -181,6 +183,11 @@ class Session:
         if len(self.polled) >= self.prune_at:
             self.polled = {number: each for number, each in self.polled.items() if not each.ended}
             self.prune_at = 64 + 2 * len(self.polled)
+
+    def made(self, subscription: Subscription) -> None:
+        """A subscription is to end with it."""
+        self.ephemeral = {number: each for number, each in self.ephemeral.items() if not each.ended}
+        self.ephemeral[subscription.number] = subscription
 
     def lose(self, connection: Connection) -> None:
         """Remember what the last answer on a connection that closed handed over, and what was published there."""

@@ -203,6 +203,15 @@ class Desk:
         stats = subscription.stats(None)
         self.past.update({name: getattr(stats, name) for name in TOTALS})
 
+    def end_with(self, session: Session, now: float, *, died: bool, error: str) -> None:
+        """A process is gone: what it holds goes back, and the subscriptions end that were to end with it."""
+        for subscription in session.polled.values():
+            subscription.end_owner(session.owner, self.engine_time(now), died=died, error=error)
+            self.changed(subscription)
+        for subscription in session.ephemeral.values():
+            if not subscription.ended:
+                self.ended(self.engine.unsubscribe(subscription.topic, subscription.name))
+
     def expire(self, now: float) -> int:
         """Take back all that is due in the engine's time; returns how many copies."""
         count = 0

@@ -154,6 +154,7 @@ class Subscribe(Frame, frozen=True):
     max_queue: int
     overflow: str
     overflow_wait: float = 0.0
+    ephemeral: bool = False
 
 
 class FindSubscription(Frame, frozen=True):

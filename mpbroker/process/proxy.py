@@ -252,6 +252,7 @@ def _subscribe_frame(topic: str, name: str, push: bool, given: Given) -> frames.
         named.get("max_queue", defaults.max_queue),
         overflow.value,
         overflow.seconds if isinstance(overflow, WaitForRoom) else 0.0,
+        named.get("ephemeral", defaults.ephemeral),
     )
 
 

@@ -389,9 +389,7 @@ class Sessions:
         for peer in list(session.connections.values()):
             self._forget(peer)
             self._effects.append(Close(peer.id))
-        for subscription in session.polled.values():
-            subscription.end_owner(session.owner, desk.engine_time(now), died=died, error=error)
-            desk.changed(subscription)
+        desk.end_with(session, now, died=died, error=error)
 
     def _drop(self, peer: Connection, now: float) -> None:
         """Close a connection from this side."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 from mpbroker import checks
 from mpbroker.engine import Subscription
 from mpbroker.errors import (
+    AccessRefused,
     InvalidFilter,
     LimitReached,
     SubscriptionConflict,
@@ -22,7 +23,7 @@ from mpbroker.filters import Expression, Filter
 from mpbroker.overflow import Overflow, WaitForRoom
 from mpbroker.process import frames
 from mpbroker.process.acts import Act, Change, Look, Verb
-from mpbroker.process.clients import Connection
+from mpbroker.process.clients import Connection, Session
 from mpbroker.process.desk import Desk
 from mpbroker.process.frames import Done, Reply
 from mpbroker.retry import RetryPolicy
@@ -55,7 +56,7 @@ def delete_topic(desk: Desk, _: Connection, request: frames.DeleteTopic, __: flo
     return act
 
 
-def subscribe(desk: Desk, _: Connection, request: frames.Subscribe, now: float) -> Act:
+def subscribe(desk: Desk, connection: Connection, request: frames.Subscribe, now: float) -> Act:
     topic = checks.name(request.topic, "topic")
     name = desk.checked_name(request.name, "subscription")
     given = _given(desk, request)
@@ -63,9 +64,16 @@ def subscribe(desk: Desk, _: Connection, request: frames.Subscribe, now: float) 
     if f"{topic}/{name}" not in desk.subscriptions and len(desk.subscriptions) >= limit:
         raise LimitReached("subscriptions", limit, "max_subscriptions")
     default_retry = RetryPolicy() if request.push else None
+    maker = _maker(connection) if given.ephemeral is True else None
 
     def act() -> Reply:
         subscription = desk.engine.subscribe(topic, name, given, default_retry)
+        if maker is not None:
+            if subscription.subscription_id not in desk.subscriptions:
+                maker.made(subscription)
+            elif subscription.number not in maker.ephemeral:
+                # It was there, so nothing has changed.
+                raise SubscriptionConflict(subscription.subscription_id, ["ephemeral"])
         desk.subscriptions.add(subscription.subscription_id)
         if subscription.read_at is None:
             # Nobody can be late to read what was only just made.
@@ -73,6 +81,13 @@ def subscribe(desk: Desk, _: Connection, request: frames.Subscribe, now: float) 
         return _subscribed(subscription)
 
     return act
+
+
+def _maker(connection: Connection) -> Session:
+    """The process that an ephemeral subscription is to end with: one whose end the broker will see."""
+    if connection.session is None:
+        raise AccessRefused("a process that makes an ephemeral subscription needs its presence connection")
+    return connection.session
 
 
 def find_subscription(desk: Desk, _: Connection, request: frames.FindSubscription, __: float) -> Reply:
@@ -112,6 +127,7 @@ def _given(desk: Desk, request: frames.Subscribe) -> Given:
         "retry": lambda: _retry(request.retry),
         "max_queue": lambda: request.max_queue,
         "overflow": lambda: _overflow(request),
+        "ephemeral": lambda: request.ephemeral,
     }
     settings: dict[str, Any] = {}
     for name in request.given:

@@ -324,6 +324,7 @@ def subscribe(topic: str, name: str, *, push: bool = False, **settings: object) 
         "max_queue": 1000,
         "overflow": "dead_letter",
         "overflow_wait": 0.0,
+        "ephemeral": False,
         **settings,
     }
     given = [name for name in settings if name != "overflow_wait"]

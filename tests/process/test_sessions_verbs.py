@@ -158,6 +158,41 @@ def test_the_number_of_names_is_bounded(what: str) -> None:
     call.subscribe("c", "s")
 
 
+def test_an_ephemeral_subscription_ends_with_the_process_that_made_it(broker: Broker) -> None:
+    maker, other = broker.process(), broker.process()
+    making, asking = maker.call(), other.call()
+    making.ask(frames.CreateTopic("t", False), Done)
+    number = making.subscribe("t", "replies", ephemeral=True)
+    assert making.subscribe("t", "replies", ephemeral=True) == number
+    assert asking.failed(subscribe("t", "replies", ephemeral=True)) == Failed(
+        "SubscriptionConflict", ["t/replies", ["ephemeral"]]
+    )
+    assert making.failed(subscribe("t", "replies", ephemeral=False)).kind == "SubscriptionConflict"
+    assert asking.subscribe("t", "replies") == number, "a handle on it is anybody's"
+    other.goodbye()
+    making.publish("t", 1)
+    asking = broker.call()
+    assert asking.poll(number)
+    maker.die()
+    assert asking.failed(subscribe("nowhere", "replies")).kind == "UnknownTopic"
+    assert asking.failed(frames.FindSubscription("t", "replies")).kind == "UnknownSubscription"
+    assert asking.publish("t", 2).subscriptions == 0
+
+
+def test_ephemeral_subscriptions_that_were_deleted_are_not_deleted_again(broker: Broker) -> None:
+    maker = broker.process()
+    call = maker.call()
+    call.ask(frames.CreateTopic("t", False), Done)
+    call.subscribe("t", "a", ephemeral=True)
+    call.ask(frames.Unsubscribe("t", "a"), Done)
+    other = broker.call()
+    number = other.subscribe("t", "a")
+    call.subscribe("t", "b", ephemeral=True)
+    maker.goodbye()
+    assert other.subscribe("t", "a") == number
+    assert other.ask(frames.Topics(), frames.TopicsReply).values["t"][2] == 1
+
+
 # -- publish and poll -------------------------------------------------------------------------------------------------
 
 
