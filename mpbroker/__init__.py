@@ -16,6 +16,8 @@ from mpbroker.errors import (
     BrokerGone,
     BrokerNotFound,
     CallFailed,
+    ExecutorBroken,
+    HandlerError,
     HeadersTooLarge,
     InsecureFolder,
     InvalidFilter,
@@ -25,6 +27,7 @@ from mpbroker.errors import (
     NameTaken,
     PayloadError,
     PayloadTooLarge,
+    PoolEnded,
     ProtocolViolation,
     QueueFull,
     SubscriptionBusy,
@@ -34,6 +37,7 @@ from mpbroker.errors import (
     UnknownSubscription,
     UnknownTopic,
     VersionMismatch,
+    WorkerDied,
 )
 from mpbroker.local import MessageBroker, Subscription
 from mpbroker.messages import (
@@ -54,11 +58,26 @@ from mpbroker.process.manager import BrokerManager, connect
 from mpbroker.process.proxy import BrokerProxy
 from mpbroker.push.subscriber import CallbackSubscriber, DedupingSubscriber, Subscriber
 from mpbroker.retry import RetryPolicy
+from mpbroker.workers import (
+    AckPolicy,
+    App,
+    Death,
+    Executor,
+    PoolStats,
+    Reject,
+    Retry,
+    Work,
+    WorkerPool,
+    WorkerStats,
+    current_work,
+)
 
 logging.getLogger("mpbroker").addHandler(logging.NullHandler())
 
 __all__ = [
     "AccessRefused",
+    "AckPolicy",
+    "App",
     "Attempt",
     "AttemptOutcome",
     "BrokerAPI",
@@ -73,8 +92,12 @@ __all__ = [
     "Consumer",
     "DeadLetter",
     "DeadLetterReason",
+    "Death",
     "DedupingSubscriber",
     "Delivery",
+    "Executor",
+    "ExecutorBroken",
+    "HandlerError",
     "HeadersTooLarge",
     "InsecureFolder",
     "InvalidFilter",
@@ -88,10 +111,14 @@ __all__ = [
     "Overflow",
     "PayloadError",
     "PayloadTooLarge",
+    "PoolEnded",
+    "PoolStats",
     "ProtocolViolation",
     "Publisher",
     "QueueFull",
     "Receipt",
+    "Reject",
+    "Retry",
     "RetryPolicy",
     "Subscriber",
     "Subscription",
@@ -108,6 +135,11 @@ __all__ = [
     "UnknownTopic",
     "VersionMismatch",
     "WaitForRoom",
+    "Work",
+    "WorkerDied",
+    "WorkerPool",
+    "WorkerStats",
     "__version__",
     "connect",
+    "current_work",
 ]

@@ -10,6 +10,7 @@ fitting class the error is that too, so ``except LookupError`` or ``except queue
 from __future__ import annotations
 
 import queue
+from concurrent.futures import BrokenExecutor
 
 
 class MpbrokerError(Exception):
@@ -252,3 +253,36 @@ class CallFailed(MpbrokerError):
 
     def __str__(self) -> str:
         return f"the broker failed inside this call (please report it): {self.args[0]}"
+
+
+class HandlerError(MpbrokerError):
+    """Workers cannot run a handler. Args: handler, reason."""
+
+    def __str__(self) -> str:
+        handler, reason = self.args
+        return f"workers cannot run {handler}: {reason}"
+
+
+class PoolEnded(MpbrokerError):
+    """The processes of a worker pool are gone, or never came up. Args: reason."""
+
+    def __str__(self) -> str:
+        return f"the worker pool has ended: {self.args[0]}"
+
+
+class ExecutorBroken(MpbrokerError, BrokenExecutor):
+    """An executor can run nothing more. Args: reason."""
+
+    def __str__(self) -> str:
+        return f"the executor can run nothing more: {self.args[0]}"
+
+
+class WorkerDied(MpbrokerError, BrokenExecutor):
+    """A call had its last attempt, and no result. Args: attempts, reason (how the last one ended).
+
+    The executor goes on.
+    """
+
+    def __str__(self) -> str:
+        attempts, reason = self.args
+        return f"the call was given up after {attempts} attempts: {reason}"

@@ -1,7 +1,18 @@
 """One file a workload; the driver runs them in this order."""
 
 from bench.workload import Workload
-from bench.workloads import backlog, confirmed, endings, groups, idle, latency, neighbours, pipelined, steadiness
+from bench.workloads import (
+    backlog,
+    confirmed,
+    endings,
+    executors,
+    groups,
+    idle,
+    latency,
+    neighbours,
+    pipelined,
+    steadiness,
+)
 
 WORKLOADS: tuple[Workload, ...] = (
     pipelined.WORKLOAD,
@@ -11,6 +22,7 @@ WORKLOADS: tuple[Workload, ...] = (
     *endings.WORKLOADS,
     groups.WORKLOAD,
     *steadiness.WORKLOADS,
+    *executors.WORKLOADS,
     idle.WORKLOAD,
     neighbours.WORKLOAD,
 )

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from mpbroker.cli import ping, publish, serve, status, stop, topics
+from mpbroker.cli import letters, ping, publish, serve, status, stop, tail, topics, worker, workers
 from mpbroker.cli.demo.verb import demo
 from mpbroker.cli.exits import HELP
 from mpbroker.cli.output import say
@@ -56,5 +56,9 @@ app.command(epilog=HELP)(ping.ping)
 app.command(epilog=HELP)(status.status)
 app.add_typer(topics.app, name="topics")
 app.command(epilog=HELP)(publish.publish)
+app.command(epilog=HELP)(tail.tail)
+app.command(epilog=HELP)(worker.worker)
+app.command(epilog=HELP)(workers.workers)
+app.add_typer(letters.app, name="dead-letters")
 app.command(epilog=HELP)(stress)
 app.command(epilog=HELP)(demo)

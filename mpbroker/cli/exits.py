@@ -36,13 +36,13 @@ class ExitCode(IntEnum):
 MEANINGS: Final = {
     ExitCode.OK: "done",
     ExitCode.FAILED: "a check failed, or something unexpected happened",
-    ExitCode.USAGE: "the command line is wrong",
+    ExitCode.USAGE: "the command line is wrong, or its handler cannot be loaded",
     ExitCode.NO_BROKER: "no broker of that name answers, or it ended meanwhile",
     ExitCode.NAME_TAKEN: "a broker of that name runs already",
     ExitCode.REFUSED: "the broker refused: unknown topic, a limit, access, another version",
-    ExitCode.INTERRUPTED: "ended by Ctrl-C (serve, which Ctrl-C ends cleanly: 0)",
+    ExitCode.INTERRUPTED: "ended by Ctrl-C (serve, and worker at the first: 0)",
     ExitCode.OUTPUT_CLOSED: "whoever read the output went away",
-    ExitCode.TERMINATED: "ended by SIGTERM (serve: 0)",
+    ExitCode.TERMINATED: "ended by SIGTERM (serve, and worker at the first: 0)",
 }
 
 HELP: Final = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {text}" for code, text in MEANINGS.items())
@@ -68,8 +68,8 @@ def code_for(error: BaseException) -> ExitCode:
 _CODES: Final[tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...]] = (
     ((errors.NameTaken,), ExitCode.NAME_TAKEN),
     ((errors.BrokerNotFound, errors.BrokerGone), ExitCode.NO_BROKER),
-    ((errors.InvalidName,), ExitCode.USAGE),
-    ((errors.BrokerFailed, errors.CallFailed), ExitCode.FAILED),
+    ((errors.InvalidName, errors.HandlerError), ExitCode.USAGE),
+    ((errors.BrokerFailed, errors.CallFailed, errors.PoolEnded), ExitCode.FAILED),
     ((errors.MpbrokerError,), ExitCode.REFUSED),
     ((KeyboardInterrupt,), ExitCode.INTERRUPTED),
     ((BrokenPipeError,), ExitCode.OUTPUT_CLOSED),

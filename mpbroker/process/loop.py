@@ -20,7 +20,7 @@ from math import inf
 from typing import Final
 
 from mpbroker.errors import CallFailed, ProtocolViolation
-from mpbroker.process import frames, peers
+from mpbroker.process import frames
 from mpbroker.process.doors import Doors, Exhausted
 from mpbroker.process.effects import Close, Effect, Hold, Send, Share, Unwatch, Watch
 from mpbroker.process.endings import HOW_S, Endings
@@ -31,6 +31,7 @@ from mpbroker.process.pace import Pace
 from mpbroker.process.rings import Rings
 from mpbroker.process.sessions import Sessions
 from mpbroker.process.transit import Transit
+from mpbroker.process.watches import Watches
 from mpbroker.shm.link import accept
 from mpbroker.shm.segment import NoSharedMemory
 
@@ -86,7 +87,7 @@ class Loop:
         self._buffer = memoryview(bytearray(READ_BYTES))
         self._links: dict[int, Link] = {}
         self._next_number = 1
-        self._pidfds: dict[bytes, int] = {}
+        self._watches = Watches(self._selector, self._clock)
         self._rings = Rings(self._clock)
         self._busy: dict[int, Link] = {}  # have calls left over from a turn
         self._leaving: dict[int, float] = {}  # connections that get closed, and when at the latest
@@ -248,10 +249,9 @@ class Loop:
 
     def _ended(self, link: Link) -> None:
         """The peer closed, or reading failed."""
-        pidfd = self._pidfds.get(link.session)
-        if pidfd is None:
+        if link.session not in self._watches:
             self._closed(link)
-        elif peers.has_ended(pidfd, 0.0):
+        elif self._watches.has_ended(link.session):
             self._report_end(link.session)
         else:
             # It ends at this moment, or let go of its presence; which of them, a moment later tells.
@@ -271,9 +271,8 @@ class Loop:
         self._report_end(session)
 
     def _report_end(self, session: bytes) -> None:
-        pidfd = self._pidfds.get(session)
-        if pidfd is not None:
-            self._apply(self._sessions.process_ended(session, peers.exit_status(pidfd), self._clock()))
+        if session in self._watches:
+            self._apply(self._sessions.process_ended(session, self._watches.how(session), self._clock()))
 
     def _drop(self, link: Link) -> None:
         self._look_for(link, 0)
@@ -320,7 +319,7 @@ class Loop:
             elif isinstance(effect, Watch):
                 self._watch(effect.connection, effect.session)
             elif isinstance(effect, Unwatch):
-                self._unwatch(effect.session)
+                self._watches.remove(effect.session)
             elif isinstance(effect, Share):
                 self._share(self._links[effect.connection], effect.ring_bytes)
             else:
@@ -401,16 +400,7 @@ class Loop:
     def _watch(self, connection: int, session: bytes) -> None:
         link = self._links[connection]
         link.session = session
-        pidfd = peers.peer_pidfd(link.sock)
-        if pidfd is not None:
-            self._pidfds[session] = pidfd
-            self._selector.register(pidfd, _READ, partial(self._process_ended, session, connection))
-
-    def _unwatch(self, session: bytes) -> None:
-        pidfd = self._pidfds.pop(session, None)
-        if pidfd is not None:
-            self._selector.unregister(pidfd)
-            os.close(pidfd)
+        self._watches.add(session, link.sock, partial(self._process_ended, session, connection))
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -442,7 +432,6 @@ class Loop:
         self.endings.close()
         for link in self._links.values():
             link.close()
-        for pidfd in self._pidfds.values():
-            os.close(pidfd)
+        self._watches.close()
         self._doors.close()
         self._selector.close()

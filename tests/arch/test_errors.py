@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import queue
+from concurrent.futures import BrokenExecutor
 
 import pytest
 
@@ -20,6 +21,8 @@ EXAMPLES: dict[str, list[tuple[object, ...]]] = {
     "BrokerGone": [("it was stopped",)],
     "BrokerNotFound": [("orders", "/run/user/1000/mpbroker", "there is no socket")],
     "CallFailed": [("KeyError: 7",)],
+    "ExecutorBroken": [("the broker is gone",)],
+    "HandlerError": [("app:handle", "module app has no 'handle'")],
     "HeadersTooLarge": [("headers", 300, 256, "max_headers")],
     "InsecureFolder": [("/tmp/mpbroker-1000", "it belongs to user 1001")],
     "InvalidFilter": [("headers.a =", "a value is missing", 11), ("<lambda>", "has no name", None)],
@@ -33,6 +36,7 @@ EXAMPLES: dict[str, list[tuple[object, ...]]] = {
         ("the payload", 80_000_000, 67_108_864),
         ("a payload", 2000, 1000, "max_payload_bytes"),
     ],
+    "PoolEnded": [("its supervisor, process 7, died: signal 9 (SIGKILL)",)],
     "ProtocolViolation": [("a frame of 2,000,000,000 bytes",)],
     "QueueFull": [("orders/billing", 1000)],
     "SubscriptionBusy": [("orders/billing",)],
@@ -41,6 +45,7 @@ EXAMPLES: dict[str, list[tuple[object, ...]]] = {
     "UnknownSubscription": [("orders/billing",)],
     "UnknownTopic": [("orders",)],
     "VersionMismatch": [("0.1.0", "0.2.0")],
+    "WorkerDied": [(5, "worker died: signal 9 (SIGKILL)")],
 }
 """Class -> arguments as the code gives them."""
 
@@ -48,11 +53,13 @@ ALSO: dict[str, type[Exception]] = {
     "BrokerFull": queue.Full,
     "BrokerGone": ConnectionError,
     "BrokerNotFound": ConnectionError,
+    "ExecutorBroken": BrokenExecutor,
     "InvalidFilter": ValueError,
     "InvalidName": ValueError,
     "QueueFull": queue.Full,
     "UnknownSubscription": LookupError,
     "UnknownTopic": LookupError,
+    "WorkerDied": BrokenExecutor,
 }
 """Classes of Python that some errors are too."""
 

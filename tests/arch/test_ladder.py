@@ -11,7 +11,7 @@ VALUES = {"errors", "checks", "retry", "overflow", "messages", "deliveries", "fi
 
 PROCESS: dict[str, set[str]] = {
     # What both ends of a connection share.
-    "shared": {"config", "frames", "handshake", "limits", "naming", "payloads", "peers", "private"},
+    "shared": {"config", "frames", "handshake", "limits", "memory", "naming", "payloads", "peers", "private"},
     # What runs in a client: never the engine, nor what serves it.
     "client": {
         "channel",
@@ -41,7 +41,7 @@ PROCESS: dict[str, set[str]] = {
         "waiting",
     },
     # What moves the bytes and starts and ends the broker process.
-    "serving": {"claims", "doors", "endings", "link", "loop", "main", "pace", "rings", "transit"},
+    "serving": {"claims", "doors", "endings", "link", "loop", "main", "pace", "rings", "transit", "watches"},
 }
 """The modules of ``process``, by where they run."""
 
@@ -83,13 +83,16 @@ LADDER: dict[str, set[str]] = {
     "local_pipeline": ENGINE | {"pipeline.*"},
     "local": ENGINE | {"api.*", "local_pipeline", "pipeline.*", "push.*"},
     "shm.*": SHM,
+    "idempotent": VALUES,
     "process": set(),
     **{module: MAY_IMPORT[name] for name in PROCESS for module in group(name)},
+    # Clients like any other: the public verbs, and the classes that stand for a broker process.
+    "workers.*": VALUES | {"api.*", "process.manager", "process.memory", "process.proxy", "workers.*"},
     # The top: what users and people at a terminal see.
-    "": LOCAL | group("client"),
+    "": LOCAL | group("client") | {"workers.*"},
     "testing.*": ENGINE | LOCAL | {"", "process.*", "testing.*"},
     # The stress is judged by the same checker as our own tests.
-    "cli.*": LOCAL | {"", "process.*", "cli.*", "testing.*"},
+    "cli.*": LOCAL | {"", "process.*", "cli.*", "testing.*", "workers.*"},
     "__main__": {"cli.*"},
 }
 """Module -> the modules it may import. ``engine.*`` is the package and all that is below it."""

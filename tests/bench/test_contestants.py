@@ -87,6 +87,9 @@ def test_what_must_be_reached_is_what_was_promised() -> None:
             ("pipelined, all acked together", "≤ 3 ×"),
         ],
         "P9-memory": [(None, "≤ 10")] * 4,
+        "P10": [("ProcessPoolExecutor", "≥ 5 ×")],
+        "P10-map": [("ProcessPoolExecutor", "≥ 1 ×")],
+        "P10-uneven": [("multiprocessing.Pool, best chunk size", "≤ 1.05 ×")],
         "P11": [(None, "< 0.1"), (None, "< 0.1")],
         "P11-neighbours": [("alone", "≤ 3 ×")],
     }

@@ -79,7 +79,7 @@ class Running:
 
 
 @contextmanager
-def running(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Running]:
+def running(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Iterator[Running]:
     """A command in a process group of its own; killed at the end if it still runs."""
     process = subprocess.Popen(
         [*COMMAND, *arguments],
@@ -88,6 +88,7 @@ def running(*arguments: str, env: Mapping[str, str] | None = None) -> Iterator[R
         stderr=subprocess.PIPE,
         env=environment(**(env or {})),
         start_new_session=True,
+        cwd=cwd,
     )
     with process:
         try:

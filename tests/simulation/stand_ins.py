@@ -13,7 +13,7 @@ from multiprocessing import managers
 from types import SimpleNamespace
 from typing import Any
 
-from mpbroker.process import channel, connection, doors, loop, presence
+from mpbroker.process import channel, connection, doors, loop, presence, watches
 from mpbroker.push import dispatcher, seat
 from tests.simulation.network import Network
 from tests.simulation.selector import READ, WRITE, Selector
@@ -212,6 +212,7 @@ def installed(world: World, network: Network, locate_at: Callable[..., Any]) -> 
     system = SimpleNamespace(urandom=world.urandom, close=network.close_pidfd)
     peers = SimpleNamespace(
         peer_uid=lambda _: None,
+        peer_pid=lambda _: None,
         peer_pidfd=network.peer_pidfd,
         has_ended=network.has_ended,
         exit_status=network.exit_status,
@@ -241,7 +242,9 @@ def installed(world: World, network: Network, locate_at: Callable[..., Any]) -> 
         (doors, "os", SimpleNamespace(open=lambda *_: 0, close=lambda _: None, devnull="", O_RDONLY=0)),
         (doors, "peers", peers),
         (loop, "os", system),
-        (loop, "peers", peers),
+        (watches, "os", system),
+        (watches, "peers", peers),
+        (watches, "selectors", SimpleNamespace(EVENT_READ=READ)),
         (
             loop,
             "selectors",
