@@ -126,6 +126,13 @@ class Slot:
         words[_STATE], words[_SINCE] = State.IDLE, time.monotonic_ns()
         words[_VERSION] += 1
 
+    def waits_no_more(self) -> None:
+        """What waited was given back."""
+        words = self._words
+        words[_VERSION] += 1
+        words[_WAITING] = 0
+        words[_VERSION] += 1
+
     def idle(self) -> None:
         """It waits for messages."""
         self._to(State.IDLE)

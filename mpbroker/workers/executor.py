@@ -21,14 +21,14 @@ from typing import Any, Final, TypeVar
 
 from mpbroker import checks
 from mpbroker.api import SubscriptionAPI
-from mpbroker.errors import ExecutorBroken, MpbrokerError, UnknownSubscription, WorkerDied
-from mpbroker.messages import DeadLetter, Message
+from mpbroker.errors import BrokerGone, ExecutorBroken, MpbrokerError, UnknownSubscription, WorkerDied
+from mpbroker.messages import DeadLetter
 from mpbroker.process.manager import BrokerManager, connect
 from mpbroker.process.proxy import BrokerProxy
 from mpbroker.workers.config import available_cpus
 from mpbroker.workers.pool import WorkerPool
 from mpbroker.workers.target import check_not_importing, main_program
-from mpbroker.workers.tasks import CLIENT, TASK, Runner, open_reply, pack_task
+from mpbroker.workers.tasks import CLIENT, Runner, head_of, open_reply, pack_task
 
 T = TypeVar("T")
 
@@ -36,12 +36,20 @@ _MORE: Final = 2
 """Calls that are out beyond one for each worker, so that none waits for the next; what is out cannot be cancelled."""
 
 _SHARED: Final = 16
-"""Calls that are out, for an executor without workers of its own."""
+"""The same, for an executor without workers of its own."""
+
+_AHEAD_S: Final = 0.02
+"""Where calls are short, more are out: what is done in so many seconds."""
+
+_MOST_OUT: Final = 4096
+_TOGETHER: Final = 256
+_TOGETHER_BYTES: Final = 1 << 20
+"""Calls, and their bytes, that one publish takes."""
 
 _LOOK_S: Final = 0.5
 """Between two looks for calls that will have no reply, while there are some and none comes."""
 
-_REPLIES: Final = 256
+_REPLIES: Final = 1024
 _MAX_LEASE_S: Final = 7 * 86400.0
 _EXIT_PRIORITY: Final = 30
 """Of the end of an executor at exit: what was submitted is finished, before pools (20) and connections (5) end."""
@@ -123,13 +131,14 @@ class Executor(StandardExecutor):
             state.check(os.getpid())
             self._start()
             try:
-                packed = pack_task(fn, args, kwargs, state.main)
+                task = pack_task(state.next_number(), fn, args, kwargs, state.main)
             except Exception as error:  # noqa: BLE001 - as ProcessPoolExecutor does, it is told by the future
                 future.set_running_or_notify_cancel()
                 future.set_exception(error)
                 return future
-            state.waiting.append((future, packed))
-            state.fill()
+            state.waiting.append((future, task))
+            if len(state.out) < state.least:
+                state.fill()
         return future
 
     def map(
@@ -148,7 +157,7 @@ class Executor(StandardExecutor):
             raise ValueError("chunksize must be >= 1.")
         end = None if timeout is None else time.monotonic() + timeout
         chunks = _chunks(zip(*iterables, strict=False), chunksize)
-        window = 2 * self._state.window
+        window = 2 * self._state.least
         futures = deque(self.submit(_call_chunk, fn, chunk) for chunk in itertools.islice(chunks, window))
         return self._results(fn, chunks, futures, end)
 
@@ -225,15 +234,17 @@ class _State:
 
     Attributes:
         lock: guards all of it. changed: when there is something for the thread to do.
-        waiting: not out yet. out: by message id.
+        waiting: not out yet. out: by the number of the task.
+        least: so many are out at least, if there are so many; window: at most, at this moment.
     """
 
     def __init__(self, name: str, workers: int) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.waiting: deque[tuple[Future[Any], list[bytes]]] = deque()
-        self.out: dict[str, Future[Any]] = {}
-        self.window = workers + _MORE if workers else _SHARED
+        self.waiting: deque[tuple[Future[Any], bytes]] = deque()
+        self.out: dict[int, Future[Any]] = {}
+        self.least: Final = workers + _MORE if workers else _SHARED
+        self.window = self.least
         self.is_over = False
         self.broken: str | None = None
         self.pool: WorkerPool | None = None
@@ -243,6 +254,8 @@ class _State:
         self._workers = workers
         self._pid = os.getpid()
         self._look_at = 0.0
+        self._number = 0
+        self._at_once = max(1, workers)
         self._client = secrets.token_hex(8)
         self._manager: BrokerManager | None = None
         self._at_exit: util.Finalize | None = None
@@ -336,22 +349,37 @@ class _State:
 
     # -- calls out, replies in ----------------------------------------------------------------------------------------
 
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
     def fill(self) -> None:
         """Send what there is room for; the lock is held."""
-        batch: list[tuple[Future[Any], list[bytes]]] = []
-        while self.waiting and len(self.out) + len(batch) < self.window:
-            future, packed = self.waiting.popleft()
-            if future.set_running_or_notify_cancel():
-                batch.append((future, packed))
-        for future, packed in batch:
-            try:
-                message: Message = self._broker.publish(self._tasks.topic, packed, {CLIENT: self._client})
-            except MpbrokerError as error:
-                future.set_exception(error)
+        while self.waiting and len(self.out) < self.window:
+            batch: list[bytes] = []
+            size = 0
+            while self.waiting and len(self.out) < self.window and len(batch) < _TOGETHER and size < _TOGETHER_BYTES:
+                future, task = self.waiting.popleft()
+                if future.set_running_or_notify_cancel():
+                    batch.append(task)
+                    size += len(task)
+                    self.out[head_of(task)[0]] = future
+            if batch:
+                self._send(batch)
+                self.changed.notify_all()
+
+    def _send(self, batch: list[bytes]) -> None:
+        try:
+            self._broker.publish_many(self._tasks.topic, batch, {CLIENT: self._client})
+        except BrokerGone as error:
+            self.breaks(str(error))
+        except MpbrokerError as error:
+            if len(batch) > 1:
+                # One that is too large, perhaps: the others are not to suffer for it.
+                for task in batch:
+                    self._send([task])
             else:
-                self.out[message.message_id] = future
-        if batch:
-            self.changed.notify_all()
+                self.out.pop(head_of(batch[0])[0]).set_exception(error)
 
     def _run(self) -> None:
         """The thread."""
@@ -366,8 +394,7 @@ class _State:
                 deliveries = self._replies.poll("caller", max_messages=_REPLIES, timeout=_LOOK_S)
                 if deliveries:
                     self._replies.ack_many([delivery.message_id for delivery in deliveries], "caller")
-                for delivery in deliveries:
-                    self._settle(delivery.headers[TASK], *open_reply(delivery.payload))
+                    self._take_in([delivery.payload for delivery in deliveries])
                 del deliveries
                 if time.monotonic() >= self._look_at:
                     self._look_for_ends()
@@ -376,16 +403,22 @@ class _State:
             self.breaks(f"{type(error).__name__}: {error}")
         self.let_go()
 
-    def _settle(self, task: str, result: object, error: BaseException | None) -> None:
+    def _take_in(self, replies: list[bytes]) -> None:
+        heads = [head_of(reply) for reply in replies]
         with self.lock:
-            future = self.out.pop(task, None)
+            # None: a second one, by a worker that died before its ack.
+            futures = [self.out.pop(number, None) for number, _ in heads]
+            self._measure(sum(took_s for _, took_s in heads) / len(heads))
             self.fill()
-        if future is None:
-            return  # a second one, by a worker that died before its ack
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+        for future, reply in zip(futures, replies, strict=True):
+            if future is not None:
+                _settle(future, *open_reply(reply))
+
+    def _measure(self, call_s: float) -> None:
+        """How many may be out, from how long a call took of late."""
+        # With nothing to go out, the next ones may be of another kind.
+        ahead = int(_AHEAD_S * self._at_once / max(call_s, 1e-9)) if self.waiting else 0
+        self.window = self.least + min(ahead, _MOST_OUT)
 
     def _look_for_ends(self) -> None:
         """Calls that had their last attempt, and a pool that is no more."""
@@ -396,7 +429,18 @@ class _State:
             self.breaks(str(self.pool.ended))
 
     def _give_up(self, letter: DeadLetter) -> None:
-        message_id = letter.message.message_id
-        if letter.message.headers.get(CLIENT) == self._client:
-            self._broker.purge_dead_letters(self._tasks.subscription_id, [message_id])
-            self._settle(message_id, None, WorkerDied(letter.attempts, letter.error.partition("\n")[0]))
+        if letter.message.headers.get(CLIENT) != self._client:
+            return
+        self._broker.purge_dead_letters(self._tasks.subscription_id, [letter.message.message_id])
+        with self.lock:
+            future = self.out.pop(head_of(letter.message.payload)[0], None)
+            self.fill()
+        if future is not None:
+            _settle(future, None, WorkerDied(letter.attempts, letter.error.partition("\n")[0]))
+
+
+def _settle(future: Future[Any], result: object, error: BaseException | None) -> None:
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

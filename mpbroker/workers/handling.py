@@ -44,12 +44,12 @@ class _Own(threading.local):
     work: Work | None = None
 
 
-_own = _Own()
+own = _Own()
 
 
 def current_work() -> Work | None:
     """What this thread works on; None outside a handler."""
-    return _own.work
+    return own.work
 
 
 class Handling:
@@ -71,17 +71,17 @@ class Handling:
             return False  # somebody else has it by now
         process = os.getpid()
         error: BaseException | None = None
-        _own.work = Work(delivery, self._member, self._slot)
+        own.work = Work(delivery, self._member, self._slot)
         try:
             self._handler(delivery)
         except BaseException as raised:  # noqa: BLE001 - see above
             error = raised
         finally:
-            _own.work = None
+            own.work = None
             if os.getpid() != process:
                 # Forked by the handler, and not ended by it: a second worker of the same name must not come to be.
                 os._exit(Exit.FORKED)
-        _flush()
+        flush_output()
         try:
             return self._settle(delivery, error)
         finally:
@@ -120,7 +120,7 @@ def _shown(error: BaseException) -> str:
         return "?"
 
 
-def _flush() -> None:
+def flush_output() -> None:
     """What a handler printed is out before its message is settled. Nobody reading it is no failure of the message."""
     for number, stream in enumerate((sys.stdout, sys.stderr), start=1):
         try:

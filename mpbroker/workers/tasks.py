@@ -7,6 +7,8 @@ that program first.
 from __future__ import annotations
 
 import pickle
+import struct
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +22,10 @@ from mpbroker.workers.target import MAIN, Main, import_main
 CLIENT: Final = "client"
 """The header that says whose task it is, and so whose reply."""
 
-TASK: Final = "task"
-"""The header of a reply that says which message it answers."""
+_HEAD: Final = struct.Struct("<QdI")
+"""Of both: the number of the task, which is the caller's; the seconds that the call took; and the bytes of a part that
+most have not. A task has the caller's program there, pickled, and then function and arguments; a reply has the
+traceback, and then what came of it."""
 
 
 class RemoteTraceback(Exception):
@@ -32,21 +36,40 @@ class RemoteTraceback(Exception):
 
 
 def pack_task(
-    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], main: Main | None
-) -> list[bytes]:
+    number: int,
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    main: Main | None,
+) -> bytes:
     """Raises what pickling raises."""
     call = pickle.dumps((function, args, kwargs), pickle.HIGHEST_PROTOCOL)
-    return [call, pickle.dumps(main) if main is not None and MAIN in call else b""]
+    return _pack(number, pickle.dumps(main) if main is not None and MAIN in call else b"", call)
 
 
-def _unpack_task(packed: list[bytes]) -> tuple[Callable[..., object], Sequence[object], dict[str, object]]:
-    call, main = packed
+def _pack(number: int, part: bytes, rest: bytes, took_s: float = 0.0) -> bytes:
+    return b"".join((_HEAD.pack(number, took_s, len(part)), part, rest))
+
+
+def _unpack(packed: bytes) -> tuple[int, memoryview, memoryview]:
+    number, _, size = _HEAD.unpack_from(packed)
+    rest = memoryview(packed)[_HEAD.size :]
+    return number, rest[:size], rest[size:]
+
+
+def head_of(packed: bytes) -> tuple[int, float]:
+    """The number of a task or a reply, and the seconds that the call took."""
+    number, took_s, _ = _HEAD.unpack_from(packed)
+    return number, took_s
+
+
+def _open_call(main: memoryview, call: memoryview) -> tuple[Callable[..., object], Sequence[object], dict[str, object]]:
     if main:
         import_main(pickle.loads(main), "the task")
     try:
         function, args, kwargs = pickle.loads(call)
     except AttributeError:
-        if MAIN in call and not main:
+        if not main and MAIN in bytes(call):
             import_main(None, "the task")
         raise
     return function, args, kwargs
@@ -54,30 +77,45 @@ def _unpack_task(packed: list[bytes]) -> tuple[Callable[..., object], Sequence[o
 
 @dataclass(frozen=True)
 class Runner:
-    """The handler of an executor's workers: calls, and publishes what came of it, before its message is acked."""
+    """The handler of an executor's workers: calls, and says what came of it.
+
+    replies: the topic where that is published.
+    """
 
     broker: BrokerProxy
     replies: str
 
     def __call__(self, delivery: Delivery) -> None:
-        headers = {CLIENT: delivery.headers[CLIENT], TASK: delivery.message_id}
+        """One call as a handler, answered before its message is acked."""
+        self.send_alone(self.client(delivery), self.reply(delivery))
+
+    def client(self, delivery: Delivery) -> str:
+        return delivery.headers[CLIENT]
+
+    def reply(self, delivery: Delivery) -> bytes:
+        """Call it. Raises for what is no task."""
+        number, main, call = _unpack(delivery.payload)
+        _ = delivery.headers[CLIENT]  # somebody to answer
+        began = time.perf_counter()
         try:
-            function, args, kwargs = _unpack_task(delivery.payload)
-            reply = _packed_result(function(*args, **kwargs))
+            function, args, kwargs = _open_call(main, call)
+            body = pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
+            return _pack(number, b"", body, time.perf_counter() - began)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is the caller's
-            reply = _packed_error(error)
+            return _packed_error(number, error)
+
+    def send(self, client: str, replies: list[bytes]) -> None:
+        self.broker.publish_many(self.replies, replies, {CLIENT: client})
+
+    def send_alone(self, client: str, reply: bytes) -> None:
+        """Of a result that cannot go (it is too large, above all), say so."""
         try:
-            self.broker.publish(self.replies, reply, headers)
+            self.send(client, [reply])
         except MpbrokerError as error:
-            # A result that is too large, above all; what cannot be said at all is a failed attempt.
-            self.broker.publish(self.replies, _packed_error(error), headers)
+            self.send(client, [_packed_error(head_of(reply)[0], error)])
 
 
-def _packed_result(result: object) -> list[bytes]:
-    return [b"", pickle.dumps(result, pickle.HIGHEST_PROTOCOL)]
-
-
-def _packed_error(error: BaseException) -> list[bytes]:
+def _packed_error(number: int, error: BaseException) -> bytes:
     text = "".join(traceback.format_exception(error))
     try:
         packed = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
@@ -85,7 +123,7 @@ def _packed_error(error: BaseException) -> list[bytes]:
     except BaseException:  # noqa: BLE001 - anything can be wrong with it
         name = type(error).__name__
         packed = pickle.dumps(HandlerError("the task", f"it raised {name}, which cannot travel: {_shown(error)}"))
-    return [text.encode("utf-8", "backslashreplace"), packed]
+    return _pack(number, text.encode("utf-8", "backslashreplace"), packed)
 
 
 def _shown(error: BaseException) -> str:
@@ -95,14 +133,14 @@ def _shown(error: BaseException) -> str:
         return "it cannot be shown"
 
 
-def open_reply(packed: list[bytes]) -> tuple[Any, BaseException | None]:
+def open_reply(packed: bytes) -> tuple[Any, BaseException | None]:
     """The result, or the exception with the worker's traceback as its cause."""
-    trace, body = packed
+    _, trace, body = _unpack(packed)
     try:
         value = pickle.loads(body)
     except Exception as error:  # noqa: BLE001 - the class is known there and not here, or its code fails here
         return None, error
     if not trace:
         return value, None
-    value.__cause__ = RemoteTraceback(trace.decode())
+    value.__cause__ = RemoteTraceback(bytes(trace).decode())
     return None, value

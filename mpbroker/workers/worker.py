@@ -20,10 +20,12 @@ from typing import Any, Final, NoReturn
 from mpbroker.deliveries import Delivery
 from mpbroker.errors import AccessRefused, BrokerGone, HandlerError, LimitReached, UnknownSubscription, UnknownTopic
 from mpbroker.workers.board import Slot
+from mpbroker.workers.bulk import Bulk
 from mpbroker.workers.config import PoolConfig
 from mpbroker.workers.deaths import Exit
 from mpbroker.workers.handling import Handling, logger
 from mpbroker.workers.logs import set_up
+from mpbroker.workers.tasks import Runner
 from mpbroker.workers.verdicts import failure_text
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -153,14 +155,19 @@ class _Worker:
         config, slot = self._config, self._slots[thread]
         member = member_name(config.name, self._serial, thread, config.threads)
         handling = Handling(self._handler, config.ack, slot, member)
+        handler = self._handler
+        bulk = Bulk(handler, config.subscription, slot, member) if isinstance(handler, Runner) else None
         try:
             while not self._is_over(slot):
-                taken = self._take(config.prefetch)
+                taken = self._take(config.prefetch if bulk is None else bulk.size)
                 deliveries = self._poll(slot, member, taken) if taken else []
                 self._give_back(taken - len(deliveries))
                 if taken == 0:
                     break
-                self._run_all(slot, handling, deliveries)
+                if bulk is None:
+                    self._run_all(slot, handling, deliveries)
+                else:
+                    self._give_back(len(deliveries) - bulk.run(deliveries, lambda: self._is_over(slot)))
         except (BrokerGone, UnknownSubscription, UnknownTopic) as error:
             self._code = Exit.NO_BROKER if isinstance(error, BrokerGone) else Exit.NO_SUBSCRIPTION
             self._is_stopping = True
