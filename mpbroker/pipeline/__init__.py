@@ -1,6 +1,7 @@
 """Sending and reading without a round trip a message: Publisher and Consumer.
 
     batches     what a publisher sends in one: payloads, their headers, their answer; Receipt
+    filling     the way of a message into the batch under way; compiled in the compiled build
     publisher   Publisher: which batches are open, sent, confirmed; bounds, errors
     consumer    Consumer: what was fetched, and what was yielded
     settling    what the caller holds, and its acks

@@ -21,6 +21,7 @@ from mpbroker import checks
 from mpbroker.errors import AccessRefused, BrokerGone, PayloadTooLarge, ProtocolViolation
 from mpbroker.messages import MessagePriority, checked_priority
 from mpbroker.pipeline.batches import BATCH_BYTES, BATCH_MESSAGES, Answer, Batch, Receipt
+from mpbroker.pipeline.filling import Filling
 from mpbroker.pipeline.tending import Tended
 
 WINDOW: Final = 64
@@ -34,9 +35,6 @@ LINGER_S: Final = 0.005
 
 _LONGEST_LOOK_S: Final = 0.1
 """Seconds between two looks for answers that nobody waits for."""
-
-_OVERHEAD: Final = 5
-"""Bytes in front of a payload, at most."""
 
 
 class PublishOptions(TypedDict, total=False):
@@ -78,7 +76,7 @@ class PublishWire(Protocol):
     def close(self) -> None: ...
 
 
-class Publisher(Tended):
+class Publisher(Filling, Tended):
     """Publishes to one topic without waiting for each answer; made by ``broker.publisher(topic)``.
 
     Messages leave in batches, in the order of publish, and each is published once, whatever interrupts a call. The
@@ -93,15 +91,13 @@ class Publisher(Tended):
 
     def __init__(self, topic: str, wire: PublishWire, options: PublishOptions) -> None:
         """Made by `BrokerAPI.publisher`."""
+        super().__init__(wire.encode)
         self.topic: Final = checks.name(topic, "topic")
         self._max_messages = checks.count(options.get("max_messages", MAX_MESSAGES), "max_messages")
         self._max_bytes = checks.count(options.get("max_bytes", MAX_BYTES), "max_bytes")
         self._linger = checks.seconds(options.get("linger", LINGER_S), "linger")
         self._patience = self._linger
         self._wire = wire
-        # Re-entrant: a signal handler or a finalizer may publish in the middle of a call.
-        self._lock = threading.RLock()
-        self._open: Batch | None = None
         self._queue: deque[Batch] = deque()
         self._sent = 0
         self._error: Exception | None = None
@@ -110,50 +106,6 @@ class Publisher(Tended):
         self._is_closed = False
 
     # -- the verbs ----------------------------------------------------------------------------------------------------
-
-    def publish(
-        self,
-        payload: Any,
-        headers: Mapping[str, str] | None = None,
-        *,
-        priority: MessagePriority = MessagePriority.NORMAL,
-        receipt: bool = False,
-    ) -> Receipt | None:
-        """Put a message into the batch under way, which leaves when it is full, or ``linger`` seconds later.
-
-        Waits only while max_messages or max_bytes are unconfirmed. What is done with payload and headers afterwards
-        does not matter to a broker process; in this process the payload is shared, as by `publish` of a broker.
-
-        Args:
-            payload, headers, priority: as for `publish` of a broker.
-            receipt: whether to return a Receipt, which knows the message once it was published.
-
-        Raises:
-            An error of a batch before, which nobody has seen yet; then this message was not taken.
-            PayloadError, PayloadTooLarge, TypeError, ValueError: it can't be published; nothing changes.
-            BrokerGone: the broker ended, with so many messages unconfirmed, this one included.
-            Whatever interrupts it (KeyboardInterrupt): the message was taken or not, and is never published twice.
-        """
-        if type(payload) is bytes:
-            part: Any = payload
-            size = len(payload) + _OVERHEAD
-        else:
-            part, size = self._wire.encode(payload)
-        with self._lock:
-            # Nothing is called between the condition and the append: no signal handler's call comes in between. And no
-            # loop in this block: from 3.12 on its jump back is not of the block, and an interruption there would leave
-            # the lock locked.
-            batch = self._open
-            if batch is None or priority is not batch.priority or headers != batch.headers or size > batch.room:
-                batch = self._fitting(headers, priority, size)
-            batch.room -= size
-            batch.parts.append(part)
-            if receipt:
-                return self._receipt(batch, payload)
-            batch.watched = False
-            if len(batch.parts) >= batch.most:
-                self._cut()
-        return None
 
     def flush(self, timeout: float | None = None) -> bool:
         """Send everything and wait until the broker has answered all of it.

@@ -9,7 +9,7 @@ from types import FunctionType
 
 import pytest
 
-from mpbroker.pipeline import consumer, publisher, settling
+from mpbroker.pipeline import consumer, filling, publisher, settling
 
 
 def has_locked_block(function: FunctionType) -> bool:
@@ -19,7 +19,7 @@ def has_locked_block(function: FunctionType) -> bool:
 
 def locking() -> Iterator[FunctionType]:
     """The functions of pipelines that have a block with a lock."""
-    for module in (consumer, publisher, settling):
+    for module in (consumer, filling, publisher, settling):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__:
                 functions = [each for each in vars(kind).values() if isinstance(each, FunctionType)]
