@@ -29,9 +29,10 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from mpbroker import __version__
+        from mpbroker import __version__, deliveries
 
-        say(f"mpbroker {__version__}")
+        is_compiled = not str(deliveries.__file__).endswith(".py")
+        say(f"mpbroker {__version__}{' (compiled)' if is_compiled else ''}")
         raise typer.Exit
 
 

@@ -14,11 +14,13 @@ from typing import Any, Final
 
 from mpbroker.messages import MessagePriority
 from mpbroker.pipeline.batches import Batch, Receipt
+from mpbroker.pipeline.compiling import mypyc_attr
 
 _OVERHEAD: Final = 5
 """Bytes in front of a payload, at most."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Filling(metaclass=ABCMeta):
     """The part of a Publisher that puts messages into batches.
 
