@@ -8,7 +8,7 @@ import pytest
 
 from mpbroker.engine.letters import MAX_FILTER_ERRORS
 from mpbroker.errors import UnknownSubscription
-from mpbroker.messages import DeadLetterReason, MessagePriority
+from mpbroker.messages import Attempt, AttemptOutcome, DeadLetter, DeadLetterReason, MessagePriority
 from mpbroker.overflow import Overflow
 from tests.engine.bench import Bench, sequences
 
@@ -40,6 +40,31 @@ def test_filter_errors_are_kept_up_to_their_bound_and_counted_beyond_it(size: in
     bench.publish(*range(10))
     bench.check()
     assert bench.stats()["dead"] == MAX_FILTER_ERRORS
+
+
+def test_a_letter_tells_all_that_happened_to_its_message() -> None:
+    bench = Bench(max_deliveries=5)
+    bench.publish("a", now=1.0)
+    (lease,) = bench.take(now=2.0, member="first")
+    assert bench.s.nack(lease.token, None, 0.0, "not yet", 3.0)
+    (lease,) = bench.take(now=4.0, member="second")
+    assert bench.s.reject(lease.token, None, "never", 5.0)
+    (record,) = bench.s.dead_letters(None, 0)
+    letter = record.letter("t/s")
+    assert letter.message.payload == "a"
+    assert letter == DeadLetter(
+        "t/s",
+        letter.message,
+        DeadLetterReason.REJECTED,
+        "never",
+        2,
+        5.0,
+        "second",
+        (
+            Attempt(1, "first", 2.0, 3.0, AttemptOutcome.FAILED, "not yet"),
+            Attempt(2, "second", 4.0, 5.0, AttemptOutcome.REJECTED, "never"),
+        ),
+    )
 
 
 def test_what_overflows_says_when_and_why() -> None:
