@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, SupportsFloat
 
 from mpbroker import checks
 from mpbroker.messages import Message, MessagePriority, error_text
@@ -155,18 +155,18 @@ class Delivery:
     def nack(
         self,
         *,
-        delay: float | None = None,
+        delay: SupportsFloat | None = None,
         error: str | BaseException | None = None,
-        now: float | None = None,
+        now: SupportsFloat | None = None,
     ) -> bool:
         """Say that the attempt failed: the message comes back after ``delay`` seconds, or the retry policy's, or at
         once, or becomes a dead letter when this was its last attempt. False when this hand-over no longer holds it.
         """
-        delay = checks.optional_seconds(delay, "delay")
+        after = checks.optional_seconds(delay, "delay")
         text = error_text(error)
-        now = None if now is None else checks.moment(now)
+        moment = None if now is None else checks.moment(now)
         self._settled = True
-        return self._holder._nack_token(self.token, delay, text, now)
+        return self._holder._nack_token(self.token, after, text, moment)
 
     def release(self) -> bool:
         """Give the message back unprocessed: uncounted, ready at once. False when no longer held."""
@@ -179,11 +179,11 @@ class Delivery:
         self._settled = True
         return self._holder._reject_token(self.token, text)
 
-    def extend(self, seconds: float | None = None, now: float | None = None) -> bool:
+    def extend(self, seconds: SupportsFloat | None = None, now: SupportsFloat | None = None) -> bool:
         """Move the deadline to now + ``seconds`` (default: the subscription's ack_timeout). False when not held."""
-        seconds = checks.optional_seconds(seconds, "seconds")
-        now = None if now is None else checks.moment(now)
-        deadline = self._holder._extend_token(self.token, seconds, now)
+        more = checks.optional_seconds(seconds, "seconds")
+        moment = None if now is None else checks.moment(now)
+        deadline = self._holder._extend_token(self.token, more, moment)
         if deadline is None:
             return False
         self.deadline = deadline
