@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mpbroker.engine.batch import MAX_HISTORY
 from mpbroker.messages import AttemptOutcome, DeadLetterReason
 from tests.engine.bench import Bench, sequences, tokens
 
@@ -77,3 +78,40 @@ def test_a_subscription_is_idle_when_nothing_is_in_any_place_that_has_work() -> 
     assert bench.s.reject(token, None, "never", 0.0)
     assert bench.s.is_idle()
     assert bench.s.wait_idle(0.0)
+
+
+def test_copies_that_their_worker_died_with_together_come_one_by_one() -> None:
+    bench = Bench(max_deliveries=10)
+    bench.publish(*range(3))
+    bench.take(owner="o")
+    assert bench.s.end_owner("o", 1.0, died=True) == 3
+    for sequence in (1, 2, 3):
+        leases = bench.take()
+        assert sequences(leases) == [sequence]
+        assert bench.s.ack_tokens(tokens(leases)) == [True]
+
+
+def test_a_history_keeps_the_last_hundred_attempts_and_counts_all() -> None:
+    bench = Bench(max_deliveries=1000)
+    bench.publish(1)
+    for _ in range(MAX_HISTORY + 3):
+        (lease,) = bench.take()
+        assert bench.s.nack(lease.token, None, 0.0, "", 0.0)
+    (lease,) = bench.take()
+    assert lease.attempt == MAX_HISTORY + 4
+    assert [each.number for each in lease.history] == list(range(4, MAX_HISTORY + 4))
+
+
+def test_what_is_delayed_is_counted_and_is_the_next_to_be_looked_at() -> None:
+    bench = Bench(max_deliveries=10)
+    bench.publish(*range(4))
+    (lease,) = bench.take()
+    for token, delay in zip(tokens([lease]), (7.0, 8.0, 8.0, 3.0), strict=True):
+        assert bench.s.nack(token, None, delay, "", 1.0)
+    assert bench.stats()["delayed"] == 4
+    for now, left, following in ((4.0, 3, 8.0), (8.0, 2, 9.0), (9.0, 0, None)):
+        bench.s.expire(now)
+        bench.check()
+        assert bench.stats().get("delayed", 0) == left
+        assert bench.s.next_deadline() == following
+    assert sequences(bench.take(now=9.0)) == [1, 2, 3, 4]

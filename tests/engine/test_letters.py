@@ -40,6 +40,11 @@ def test_filter_errors_are_kept_up_to_their_bound_and_counted_beyond_it(size: in
     bench.publish(*range(10))
     bench.check()
     assert bench.stats()["dead"] == MAX_FILTER_ERRORS
+    assert bench.s.purge(None, None) == MAX_FILTER_ERRORS
+    bench.check()
+    bench.publish(*range(MAX_FILTER_ERRORS + 1))
+    bench.check()
+    assert bench.stats()["dead"] == MAX_FILTER_ERRORS
 
 
 def test_a_letter_tells_all_that_happened_to_its_message() -> None:
