@@ -61,10 +61,10 @@ def test_ctrl_c_while_lines_are_awaited_is_no_error_text() -> None:
 
 
 def test_what_takes_long_shows_how_far_it_is_and_wipes_that_away() -> None:
-    with terminal("stress", "--messages", "3000", "--batch", "5") as screen:
+    with terminal("stress", "--messages", "1000", "--batch", "5") as screen:
         assert screen.end() == 0
 
-    line = " acked of 12,000"
+    line = " acked of 4,000"
     assert line in screen.shown
     assert line not in screen.shown.rpartition("\r" + " " * 20)[2]
     assert "\x1b" not in screen.shown
