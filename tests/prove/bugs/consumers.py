@@ -71,7 +71,7 @@ def run_dropped_at_the_end() -> Iterator[None]:
 @bug(LATE_CLIENT, Law.ATTEMPTS)
 def run_held_to_the_end_of_its_lease() -> Iterator[None]:
     """a consumer that is closed leaves what it had fetched to the ends of the leases."""
-    with instead(Run, "tokens", lambda _: lambda self: range(0)):
+    with run_dropped_at_the_end():
         yield
 
 
@@ -179,15 +179,7 @@ def acks_lost_at_the_end() -> Iterator[None]:
 @bug(LATE_CLIENT, Law.HELD)
 def acks_left_to_the_leases() -> Iterator[None]:
     """a consumer that is closed forgets acks, and what was acked comes again."""
-
-    def make(end: Any) -> Any:
-        def ended(self: Settler, releases: Any) -> None:
-            self._noted.clear()
-            end(self, releases)
-
-        return ended
-
-    with instead(Settler, "end", make):
+    with acks_lost_at_the_end():
         yield
 
 
